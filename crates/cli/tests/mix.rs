@@ -2,6 +2,8 @@
 //!
 //! Other jobs may use the machine meanwhile, so tests judge the structure of results and large differences, not figures.
 
+mod support;
+
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
@@ -46,17 +48,19 @@ fn a_session_has_a_document_and_a_text() {
     assert!(drawn.starts_with("<svg") && drawn.contains("Rates over time") && !drawn.contains("NaN"));
     assert!(errors(&output).contains("warning: cpu and copies share core 0"), "{}", errors(&output));
     let text = String::from_utf8(output.stdout).unwrap();
+    let document = document(&std::fs::read(&json).unwrap());
+    let row = &document["results"][0];
+    // A mix is not predicted if other programs disturbed each run of a load alone.
+    let disturbed = row["loads"].as_array().unwrap().iter().any(|load| load["alone"]["disturbed"] == true);
     for expected in [
         "| cpu ",
         "Gained when another load was slowed",
         "| copies to 85 %",
-        "| predicted | ##",
+        if disturbed { "disturbed" } else { "| predicted | #" },
         "the time limit was reached",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    let document = document(&std::fs::read(&json).unwrap());
-    let row = &document["results"][0];
     assert_eq!(row["cut"], "time_limit");
     assert_eq!(row["loads"][1]["name"], "copies");
     assert_eq!(row["scenario"][1]["buffer"], "1M");
@@ -140,7 +144,7 @@ fn an_interrupted_session_is_kept_and_can_be_continued() {
     let flags = ["--duration", "50ms", "--settle", "20ms", "--json", name];
     let mut session = command(&[&loads[..], &flags].concat());
     let session = session.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    support::until_threads_used(&session, "mix-copies", Duration::from_millis(50));
     // SAFETY: the call names a child that has not been waited for.
     unsafe { libc::kill(session.id() as i32, libc::SIGINT) };
     let output = session.wait_with_output().unwrap();
@@ -181,7 +185,10 @@ fn a_sweep_has_a_row_for_each_value() {
         rate["bytes_per_second"]["median"].as_f64().unwrap()
             / rate["operations_per_second"]["median"].as_f64().unwrap()
     };
-    assert!((bytes(&rows[0]) - 4096.0).abs() < 1.0 && (bytes(&rows[1]) - 65536.0).abs() < 1.0);
+    // Bytes and operations are counted at slightly different moments, which differ more on a busy machine.
+    for (row, size) in rows.iter().zip([4096.0, 65536.0]) {
+        assert!((size / 2.0..size * 2.0).contains(&bytes(row)), "{} bytes in each operation", bytes(row));
+    }
 }
 
 #[test]

@@ -20,7 +20,8 @@ fn descriptors_whose_close_blocks_delay_nobody() {
     std::thread::sleep(Duration::from_secs(1));
     drop(exchange.stdin.take());
     let longest: f64 = lines.next().unwrap().unwrap().parse().unwrap();
-    assert!(longest < 3.0, "one exchange took {longest} s");
+    // A close that blocks lasts for ten seconds.
+    assert!(longest < 8.0, "one exchange took {longest} s");
     assert!(exchange.wait().unwrap().success());
     assert_eq!(lab.count("connected"), 4);
 }

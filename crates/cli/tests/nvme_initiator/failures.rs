@@ -11,18 +11,18 @@ use std::time::Instant;
 #[test]
 fn a_target_that_disappears_ends_the_run_with_the_reason() {
     let (target, address) = target("memory:16M");
-    let bench = std::thread::spawn({
-        let address = address.clone();
-        move || inlane(&["nvme", "bench", &address, "--duration", "60s", "--reconnect", "500ms"])
-    });
-    std::thread::sleep(Duration::from_secs(1));
+    let mut bench = Command::new(INLANE);
+    bench.args(["nvme", "bench", &address, "--duration", "10m", "--reconnect", "500ms"]);
+    bench.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let bench = bench.spawn().unwrap();
+    support::until_threads_used(&bench, "nvme-0", Duration::from_millis(50));
     drop(target);
     let started = Instant::now();
-    let output = bench.join().unwrap();
+    let output = bench.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let message = text(&output.stderr);
     assert!(message.contains("not restored within 0.5 s") || message.contains("cannot connect"), "{message}");
-    assert!(started.elapsed() < Duration::from_secs(40), "the run went on without a target");
+    assert!(started.elapsed() < TIMEOUT, "the run went on without a target");
 }
 
 #[test]

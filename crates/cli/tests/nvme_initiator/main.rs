@@ -5,6 +5,8 @@ mod ends;
 mod failures;
 mod nbd;
 mod proxy;
+#[path = "../support/mod.rs"]
+mod support;
 mod transfers;
 mod workloads;
 
@@ -16,7 +18,7 @@ use std::time::Duration;
 const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
 
 /// How long a test waits before it fails.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A process that is killed when the value is dropped.
 struct Running(Child);

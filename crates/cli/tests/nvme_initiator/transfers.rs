@@ -218,9 +218,9 @@ fn a_block_device_is_served() {
 #[test]
 fn a_slow_link_does_not_time_out_while_data_moves() {
     let (_target, address) = target("memory:8M");
-    let proxy = Proxy::slow(&address, 2 << 20);
+    let proxy = Proxy::slow(&address, 1 << 20);
     let data = pattern(6 << 20);
-    let flags = ["--timeout", "700ms", "--reconnect", "0", "-"];
+    let flags = ["--timeout", "2s", "--reconnect", "0", "-"];
     let output = inlane_with_input(&[&["nvme", "write", &proxy.address], &flags[..]].concat(), &data);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let output = inlane(&[&["nvme", "read", &proxy.address, "--length", "6M"], &flags[..]].concat());
@@ -233,9 +233,8 @@ fn a_slow_link_does_not_time_out_while_data_moves() {
 fn a_write_that_waits_for_its_input_stays_connected() {
     let (_target, address) = target("memory:1M");
     let write = |arguments: &[&str]| {
-        let all =
-            [&["nvme", "write", &address, "--keep-alive", "500ms", "--reconnect", "0"], arguments, &["-"]]
-                .concat();
+        let all = [&["nvme", "write", &address, "--keep-alive", "2s", "--reconnect", "0"], arguments, &["-"]]
+            .concat();
         Command::new(INLANE)
             .args(all)
             .stdin(Stdio::piped())
@@ -246,9 +245,9 @@ fn a_write_that_waits_for_its_input_stays_connected() {
     };
     let mut child = write(&[]);
     let mut input = child.stdin.take().unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(5));
     input.write_all(&pattern(4096)).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(5));
     input.write_all(&pattern(4096)).unwrap();
     drop(input);
     let output = child.wait_with_output().unwrap();
@@ -271,7 +270,7 @@ fn a_read_that_waits_for_its_reader_stays_connected() {
     std::fs::write(&file, pattern(8 << 20)).unwrap();
     succeeds(&["nvme", "write", &address, file.to_str().unwrap()]);
     let mut child = Command::new(INLANE)
-        .args(["nvme", "read", &address, "--keep-alive", "500ms", "--reconnect", "0", "-"])
+        .args(["nvme", "read", &address, "--keep-alive", "2s", "--reconnect", "0", "-"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -280,7 +279,7 @@ fn a_read_that_waits_for_its_reader_stays_connected() {
     let mut output = child.stdout.take().unwrap();
     let mut found = vec![0; 1000];
     output.read_exact(&mut found).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(5));
     output.read_to_end(&mut found).unwrap();
     assert!(child.wait().unwrap().success());
     assert!(found == pattern(8 << 20), "the data differs");
@@ -301,14 +300,13 @@ fn read_into_a_small_pipe(address: &str, flags: &[&str]) -> (Child, std::io::Pip
 #[test]
 fn a_read_into_a_full_small_pipe_stays_connected_and_can_be_stopped() {
     let (_target, address) = target("memory:8M");
-    let (child, mut output) =
-        read_into_a_small_pipe(&address, &["--keep-alive", "500ms", "--reconnect", "0"]);
+    let (child, mut output) = read_into_a_small_pipe(&address, &["--keep-alive", "2s", "--reconnect", "0"]);
     let mut found = vec![0; 1000];
     output.read_exact(&mut found).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(5));
     // A slow reader: the pipe is never full for long.
     let mut page = [0; 4096];
-    for _ in 0..400 {
+    for _ in 0..1000 {
         output.read_exact(&mut page).unwrap();
         found.extend(page);
         std::thread::sleep(Duration::from_millis(5));
@@ -362,6 +360,6 @@ fn a_signal_ends_a_command_that_waits() {
         let start = std::time::Instant::now();
         signal(&child, libc::SIGINT);
         ends_soon(&mut child);
-        assert!(start.elapsed() < Duration::from_secs(5), "{arguments:?}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{arguments:?}: {:?}", start.elapsed());
     }
 }

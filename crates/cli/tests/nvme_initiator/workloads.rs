@@ -117,7 +117,7 @@ fn commands_in_flight_are_sent_again_on_the_other_path() {
             "--size",
             "2M",
             "--duration",
-            "3s",
+            "10s",
             "--verify",
             "crc32c",
             "--json",
@@ -150,7 +150,7 @@ fn an_interrupted_verification_fails() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    support::until_threads_used(&child, "nvme-0", Duration::from_millis(200));
     signal(&child, libc::SIGINT);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
