@@ -224,8 +224,8 @@ fn an_interrupted_verification_is_an_error() {
     let verified = Workload { verify: true, ..workload(Pattern::Write, 1) };
     let mut bench = Bench::open(&verified, &options(target.subsystem().listeners()[0])).unwrap();
     let stop = AtomicBool::new(false);
-    let rows = measure(&mut bench, None, &stop, |elapsed, _| {
-        stop.store(elapsed > Duration::from_millis(200), Ordering::Relaxed);
+    let rows = measure(&mut bench, None, &stop, |_, counts| {
+        stop.store(counts().writes > 100, Ordering::Relaxed);
     });
     let error = rows[0].error.as_ref().expect("an error");
     assert!(error.to_string().contains("written blocks were read back"), "{error}");

@@ -45,6 +45,27 @@ fn measure(sampler: &Sampler, time: Duration) -> [Sample; 2] {
     [first, sampler.take()]
 }
 
+/// Waits until `condition` holds. Other programs may keep the loads from running for seconds.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits for a window of 200 ms in which load 0 begins and ends no operation. A thread that was not scheduled when the load was
+/// parked ends its operations later. Returns what the load counted in that window.
+fn await_parked(sampler: &Sampler) -> inlane_core::load::Counts {
+    let mut parked = inlane_core::load::Counts::default();
+    until("a parked load does nothing", || {
+        let [first, last] = measure(sampler, Duration::from_millis(200));
+        parked = last.loads[0] - first.loads[0];
+        (parked.begun, parked.operations) == (0, 0)
+    });
+    parked
+}
+
 fn packets_per_second([first, last]: &[Sample; 2]) -> f64 {
     last.operations_per_second(first, 0).unwrap()
 }
@@ -89,21 +110,16 @@ fn a_pace_that_changes_is_followed_and_0_parks() {
                 );
             }
             pace.set(0.0);
-            std::thread::sleep(Duration::from_millis(50));
-            let [first, last] = measure(sampler, time);
-            let parked = last.loads[0] - first.loads[0];
-            assert_eq!(parked.operations, 0, "{rx}: a parked load does nothing");
+            let parked = await_parked(sampler);
             // Of the 200 ms, each thread may use a tenth.
             let most = 20_000_000 * if split { 2 } else { 1 };
             assert!(parked.on_cpu_ns < most, "{rx}: {parked:?}");
             assert!(parked.busy_ns < most, "{rx}: {parked:?}");
             // Far more than at the paces above: nothing limits the load any more.
             pace.set(f64::INFINITY);
-            let (begun, before) = (Instant::now(), sampler.take().loads[0].operations);
-            while sampler.take().loads[0].operations < before + 100_000 {
-                assert!(begun.elapsed() < Duration::from_secs(10), "{rx}: the load is still slow");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            let before = sampler.take().loads[0].operations;
+            // At the last pace, this would take 100 s.
+            until("the load is still slow", || sampler.take().loads[0].operations >= before + 400_000);
         });
         assert!(outcomes[0].is_ok(), "{rx}: {outcomes:?}");
         let result = &load.outcome().unwrap().result;
@@ -210,13 +226,10 @@ fn a_load_that_fails_or_whose_source_ends_ends_only_itself() {
     let mut goes_on = load(&config("null:64", "null"));
     let loads: &mut [&mut dyn Load] = &mut [&mut fails, &mut ends, &mut goes_on];
     let (_, outcomes) = beside(loads, |sampler, _| {
-        while sampler.take().loads[1].operations < 500 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        let [first, last] = measure(sampler, Duration::from_millis(200));
-        assert!((last.loads[2] - first.loads[2]).operations > 0, "the other load goes on");
-        assert_eq!((last.loads[1] - first.loads[1]).operations, 0);
+        until("the source ends", || sampler.take().loads[1].operations == 500);
+        let before = sampler.take().loads[2].operations;
+        until("the other load goes on", || sampler.take().loads[2].operations > before);
+        assert_eq!(sampler.take().loads[1].operations, 500);
     });
     let error = outcomes[0].as_ref().unwrap_err().to_string();
     assert!(error.contains("the cable is unplugged"), "{error}");
