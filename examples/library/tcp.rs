@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Three segments open the connection.
     let mut client = Connection::connect(now, &config, secrets.start(now, &flow))?;
-    let mut listener = Listener::<()>::new(&config, Secrets::new([9; 16]), 16)?;
+    let mut listener = Listener::new(&config, Secrets::new([9; 16]), 16)?;
     let syn = client.poll_transmit(now).ok_or("a client begins with SYN")?.header;
     let Verdict::Reply(syn_ack) = listener.on_segment(now, &reverse, &bare(syn), None) else {
         return Err("the listener refuses the SYN".into());

@@ -68,7 +68,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..Config::default()
     };
     let flow = Flow { local: ([10, 0, 0, 1], 1).into(), remote: ([10, 0, 0, 2], 2).into() };
-    let mut listener = Listener::<()>::new(&config, Secrets::new([1; 16]), 1).unwrap();
+    let mut listener = Listener::new(&config, Secrets::new([1; 16]), 1).unwrap();
     let mut connection =
         Connection::connect(0, &config, InitialNumbers { sequence: 1000, timestamp_offset: 0 }).unwrap();
     let mut ring = Ring { consumed: 0 };

@@ -125,7 +125,7 @@ fn tcp_pair() -> [inlane_tcp::Connection; 2] {
     };
     let flow = Flow { local: ([10, 0, 0, 1], 1).into(), remote: ([10, 0, 0, 2], 2).into() };
     let reverse = Flow { local: flow.remote, remote: flow.local };
-    let mut listener = Listener::<()>::new(&config, Secrets::new([2; 16]), 16).unwrap();
+    let mut listener = Listener::new(&config, Secrets::new([2; 16]), 16).unwrap();
     let bare = |header| Segment { header, payload: &[], ecn: Ecn::NotEct };
     let mut a = Connection::connect(0, &config, Secrets::new([1; 16]).start(0, &flow)).unwrap();
     let syn = a.poll_transmit(0).unwrap().header;

@@ -104,7 +104,7 @@ fn reverse(flow: &Flow) -> Flow {
 /// ring. The payload then stays in the cache, so the benchmark measures the time of TCP alone.
 fn sides(count: usize, shared: bool) -> [Side; 2] {
     let secrets = Secrets::new([1; 16]);
-    let mut listener = Listener::<()>::new(&config(), Secrets::new([2; 16]), 16).unwrap();
+    let mut listener = Listener::new(&config(), Secrets::new([2; 16]), 16).unwrap();
     let side = || Side { flows: HashMap::new(), connections: Vec::new(), rings: Vec::new() };
     let [mut a, mut b] = [side(), side()];
     let bare = |header| Segment { header, payload: &[], ecn: Ecn::NotEct };

@@ -49,7 +49,7 @@ pub enum Verdict {
     /// Send this header to the segment's sender.
     Reply(Header),
     /// The handshake is complete. Create the connection with [`crate::Connection::accept`], pass the segment
-    /// to the connection, and queue it with [`Listener::queue`].
+    /// to the connection, and count it in [`Listener::set_waiting`] until the application has accepted it.
     Established(Handshake),
 }
 
@@ -79,9 +79,9 @@ struct HalfOpen {
     deadline: u64,
 }
 
-/// A listening socket. `C` is the type by which the engine identifies a connection in the accept queue.
+/// A listening socket. The caller keeps the accept queue.
 #[derive(Debug)]
-pub struct Listener<C> {
+pub struct Listener {
     config: Config,
     secrets: Secrets,
     half_open: HashMap<Flow, HalfOpen>,
@@ -89,20 +89,18 @@ pub struct Listener<C> {
     /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
     /// connection is gone or has another deadline.
     deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
-    accepted: VecDeque<C>,
     backlog: usize,
-    /// The number of connections in the accept queues of this listener's copies in other threads. `backlog`
-    /// limits the total of all queues.
-    elsewhere: usize,
+    /// The number of established connections that the application has not accepted yet.
+    waiting: usize,
     /// When all sent cookies have expired, in nanoseconds. Until then, an acknowledgment from an unknown peer
     /// may hold a valid cookie.
     cookies_until: u64,
     counters: ListenerCounters,
 }
 
-impl<C> Listener<C> {
-    /// Creates a listener whose connections get `config`. `backlog` bounds the SYN queue and the accept
-    /// queue; 0 counts as 1.
+impl Listener {
+    /// Creates a listener whose connections get `config`. At most `backlog` connections are half-open, but at least one may be.
+    /// The accept queue has room for one connection more than `backlog`, as on Linux.
     ///
     /// # Errors
     /// [`crate::Error::Config`] if a setting is out of range.
@@ -113,9 +111,8 @@ impl<C> Listener<C> {
             secrets,
             half_open: HashMap::new(),
             deadlines: Default::default(),
-            accepted: VecDeque::new(),
-            backlog: backlog.max(1),
-            elsewhere: 0,
+            backlog,
+            waiting: 0,
             cookies_until: 0,
             counters: ListenerCounters::default(),
         })
@@ -136,39 +133,19 @@ impl<C> Listener<C> {
         self.half_open.len()
     }
 
-    /// Returns the number of connections that the application can accept.
-    pub fn acceptable(&self) -> usize {
-        self.accepted.len()
-    }
-
-    /// Changes the backlog. Connections that are already queued stay.
+    /// Changes the backlog. Connections that already wait in a queue stay there.
     pub fn set_backlog(&mut self, backlog: usize) {
-        self.backlog = backlog.max(1);
+        self.backlog = backlog;
     }
 
-    /// Sets the number of connections in the accept queues of other listeners on the same address. These
-    /// connections count against this listener's backlog.
-    pub fn set_elsewhere(&mut self, connections: usize) {
-        self.elsewhere = connections;
+    /// Sets the number of established connections that the application has not accepted yet.
+    pub fn set_waiting(&mut self, connections: usize) {
+        self.waiting = connections;
     }
 
-    /// Appends an established connection to the accept queue.
-    pub fn queue(&mut self, connection: C) {
-        self.accepted.push_back(connection);
-    }
-
-    /// Puts a connection back in front of the accept queue, because the application could not take it.
-    pub fn requeue(&mut self, connection: C) {
-        self.accepted.push_front(connection);
-    }
-
-    /// Takes the oldest connection from the accept queue.
-    pub fn accept(&mut self) -> Option<C> {
-        self.accepted.pop_front()
-    }
-
-    fn full(&self) -> bool {
-        self.accepted.len() + self.elsewhere >= self.backlog
+    /// Returns true if the accept queue is full. The listener then drops SYNs and final acknowledgments.
+    pub fn is_full(&self) -> bool {
+        self.waiting > self.backlog
     }
 
     /// Processes a segment that belongs to no connection. `previous` is the flow's TIME-WAIT entry, if it
@@ -192,7 +169,7 @@ impl<C> Listener<C> {
 
     fn on_syn(&mut self, now: u64, flow: &Flow, header: &Header, previous: Option<&TimeWait>) -> Verdict {
         self.counters.syns += 1;
-        if self.full() {
+        if self.is_full() {
             self.counters.accept_queue_full += 1;
             return Verdict::Drop;
         }
@@ -209,7 +186,7 @@ impl<C> Listener<C> {
             syn_retransmissions: 0,
             offer: None,
         };
-        if self.half_open.len() >= self.backlog {
+        if self.half_open.len() >= self.backlog.max(1) {
             self.counters.cookies_sent += 1;
             self.cookies_until = now + cookie::VALID;
             return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
@@ -270,7 +247,7 @@ impl<C> Listener<C> {
         if !in_window || old {
             return Verdict::Reply(self.acknowledgment(now, &handshake));
         }
-        if self.full() {
+        if self.is_full() {
             self.counters.accept_queue_full += 1;
             return Verdict::Drop; // the SYN,ACK is retransmitted, and its answer may find room
         }

@@ -67,7 +67,7 @@ fn segments_cause_no_allocation() {
     let config = Config::default();
     let secrets = Secrets::new([1; 16]);
     let flow = Flow { local: ([10, 0, 0, 1], 1).into(), remote: ([10, 0, 0, 2], 2).into() };
-    let mut listener = Listener::<()>::new(&config, secrets.clone(), 1).unwrap();
+    let mut listener = Listener::new(&config, secrets.clone(), 1).unwrap();
     let mut a = Connection::connect(0, &config, secrets.start(0, &flow)).unwrap();
     let bare = |header| Segment { header, payload: &[], ecn: Ecn::NotEct };
     let syn = a.poll_transmit(0).unwrap().header;

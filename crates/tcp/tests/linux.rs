@@ -50,7 +50,7 @@ fn transfer(mut tun: File, loss: f64, active: bool) {
     };
     let mut random = Random(7);
     let secrets = Secrets::new([3; 16]);
-    let mut listener = Listener::<()>::new(&config, secrets.clone(), 2).unwrap();
+    let mut listener = Listener::new(&config, secrets.clone(), 2).unwrap();
     let (peer, flow) = if active {
         let listening = TcpListener::bind((std::net::Ipv4Addr::from(KERNEL), 7000)).unwrap();
         let peer = thread::spawn(move || kernel(listening.accept().unwrap().0));

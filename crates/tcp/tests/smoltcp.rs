@@ -114,7 +114,7 @@ fn transfer(seed: u64, loss: f64, active: bool) {
     let config = Config { send_capacity: 1 << 16, receive_capacity: 1 << 16, ..Config::default() };
     let secrets = Secrets::new([1; 16]);
     let flow = Flow { local: (OURS, 1000).into(), remote: (THEIRS, 80).into() };
-    let mut listener = Listener::<()>::new(&config, secrets.clone(), 2).unwrap();
+    let mut listener = Listener::new(&config, secrets.clone(), 2).unwrap();
     let mut connection = active.then(|| Connection::connect(0, &config, secrets.start(0, &flow)).unwrap());
     let (mut send, mut receive) = (Ring::new(1 << 16), Ring::new(1 << 16));
     let (mut written, mut consumed, mut peer_written, mut peer_read) = (0, 0, 0, 0);

@@ -407,6 +407,24 @@ def many_wait():
         show(f"backlog {backlog}", len([socket.create_connection(listener.getsockname(), 30) for _ in range(100)]))
 
 
+def full_backlogs():
+    """A listener holds one connection more than its backlog. The peer of a further one repeats its SYN."""
+    for backlog in (0, 1, 3):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(backlog)
+        for _ in range(2):
+            clients = [socket.create_connection(listener.getsockname(), 30) for _ in range(backlog + 1)]
+            late = socket.socket()
+            late.setblocking(False)
+            late.connect_ex(listener.getsockname())
+            show(f"backlog {backlog} is full", events(late, select.POLLOUT, 300))
+            show(f"backlog {backlog} gives the oldest", listener.accept()[0].getpeername() == clients[0].getsockname())
+            show(f"backlog {backlog} has room", events(late, select.POLLOUT, 30000))
+            for client in clients[1:] + [late]:
+                show(f"backlog {backlog} keeps the order", listener.accept()[0].getpeername() == client.getsockname())
+
+
 def any_address():
     """A UDP socket that connects to the address 0.0.0.0."""
     receiver = socket.socket(type=socket.SOCK_DGRAM)
@@ -434,5 +452,6 @@ ports_in_use()
 after_the_end()
 shutdowns()
 many_wait()
+full_backlogs()
 any_address()
 roots()

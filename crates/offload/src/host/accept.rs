@@ -52,7 +52,7 @@ impl Engine {
             ..
         }) = self.stack.sockets.get_mut(*listener)
         {
-            listening.add_waiting();
+            listening.waiting.queue();
             pair.queue.push_back(Pending { key, program: program_end, name });
         }
         self.totals.accepted += 1;
@@ -88,13 +88,14 @@ impl Engine {
         while !pair.full
             && let Some(pending) = pair.queue.pop_front()
         {
-            listening.remove_waiting();
             let record = pending.name.encode();
             match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
-                Ok(_) => pair.failures = 0,
+                Ok(_) => {
+                    pair.failures = 0;
+                    listening.waiting.hand_over();
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock || !pair::hung_up(fd) => {
                     pair.full = true;
-                    listening.add_waiting();
                     pair.queue.push_front(pending);
                     // Retry after a timer if epoll may stay silent. Epoll reports room only once most of the
                     // socket pair is empty. But if threads share the pair, other threads may keep it fuller
@@ -123,6 +124,16 @@ impl Engine {
         }
         if let Some(retry) = retry {
             self.stack.arm(key, retry);
+        }
+    }
+
+    /// Counts the connections that wait in a listener's pair, because the engine does not notice when the program takes one.
+    pub(super) fn count_waiting(&self, key: Key) {
+        if let Some(socket) = self.stack.sockets.get(key)
+            && let Role::Listening(listening) = &socket.role
+            && let Some(waiting) = socket.attachment.end.as_ref().and_then(pair::waiting_connections)
+        {
+            listening.waiting.recount(waiting);
         }
     }
 

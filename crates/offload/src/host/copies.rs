@@ -11,7 +11,7 @@ use super::socket::{Attachment, ListenerPair, Pair, Socket};
 use crate::lock;
 use crate::stack::arena::Key;
 use crate::stack::options::SocketOptions;
-use crate::stack::socket::Role;
+use crate::stack::socket::{Role, Waiting};
 use inlane_offload_protocol::message::Message;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -37,7 +37,7 @@ pub(super) struct Announcement {
     options: SocketOptions,
     backlog: usize,
     filled: u64,
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     /// Duplicates of the engine's end of the listener's socket pair. Each thread without a copy takes one.
     ends: Mutex<Vec<Duplicate>>,
     /// Closes descriptors of the listener's user.

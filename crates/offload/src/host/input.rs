@@ -35,6 +35,10 @@ impl Engine {
                 self.take_moved_sockets(now);
                 self.on_ip(now, bytes, Arrival { awaited: true, ..arrival });
             }
+            Outcome::Count { listener, bytes, arrival } => {
+                self.count_waiting(listener);
+                self.on_ip(now, bytes, Arrival { counted: true, ..arrival });
+            }
             Outcome::Reassembled(packet) => {
                 let outcome = self.stack.on_reassembled(now, &packet);
                 self.on_outcome(now, outcome);

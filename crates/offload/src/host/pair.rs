@@ -3,10 +3,12 @@
 mod ending;
 mod filled;
 mod messages;
+mod waiting;
 
 pub use ending::*;
 pub use filled::*;
 pub use messages::*;
+pub use waiting::*;
 
 use crate::stack::arena::Key;
 use crate::stack::ring::Span;

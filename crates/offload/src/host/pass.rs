@@ -56,7 +56,7 @@ impl Engine {
 
     fn on_passed_packet(&mut self, now: u64, packet: &PassedPacket) {
         let PassedPacket { trusted, from, hops, .. } = *packet;
-        self.on_ip(now, &packet.bytes, Arrival { trusted, hops, from: Some(from), awaited: false });
+        self.on_ip(now, &packet.bytes, Arrival { trusted, hops, from: Some(from), ..Arrival::default() });
     }
 
     /// Passes an IP packet to another thread.

@@ -3,6 +3,7 @@
 
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
+use super::pair;
 use super::request::{Refusal, Reply};
 use super::shared::Task;
 use super::socket::{Pair, Socket, StreamPair};
@@ -131,6 +132,16 @@ pub(super) fn tcp_info(socket: &Socket, stream: Option<&Stream>) -> [u8; 104] {
     bytes
 }
 
+/// Returns the number of connections of this thread's listener that wait to be accepted. Those in the pair, which all threads
+/// share, count for the listener and not for its copies.
+fn waiting(socket: &Socket) -> usize {
+    let attachment = &socket.attachment;
+    let Pair::Listening(pair) = &attachment.pair else { return 0 };
+    let handed_over =
+        attachment.end.as_ref().filter(|_| !attachment.copy).and_then(pair::waiting_connections);
+    pair.queue.len() + handed_over.unwrap_or(0)
+}
+
 impl Engine {
     fn socket_status(&self, now: u64, socket: &Socket) -> SocketStatus {
         let stream = socket.stream();
@@ -142,7 +153,7 @@ impl Engine {
         let sent = connection.map_or(0, |connection| connection.acknowledged());
         let (state, backlog) = match &socket.role {
             Role::Bound => ("bound", None),
-            Role::Listening(listening) => ("LISTEN", Some(listening.listener.acceptable() as u64)),
+            Role::Listening(_) => ("LISTEN", Some(waiting(socket) as u64)),
             Role::Stream(stream) => (state_name(stream.connection.state()), None),
             Role::Datagram(datagram) if datagram.remote.is_some() => ("connected", None),
             Role::Datagram(_) => ("bound", None),

@@ -216,7 +216,7 @@ impl Engine {
         let key = self.attached(request)?;
         let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         // As Linux's net.core.somaxconn, which a negative backlog exceeds, too.
-        let backlog = (request.message.number as u32).clamp(1, 4096) as usize;
+        let backlog = (request.message.number as u32).min(4096) as usize;
         if matches!(socket.role, Role::Bound) {
             if !self.stack.may_listen(key) {
                 return Err(Refusal::Errno(libc::EADDRINUSE));
@@ -232,7 +232,7 @@ impl Engine {
                 filled = pair::fill_listener(end.as_raw_fd(), program, &attachment.closer)?;
                 // Set the size of the socket pair's send buffer according to the backlog. The buffer holds
                 // the connections that wait to be accepted, and each connection takes about 1 KiB.
-                let _ = pair::set_option(end, libc::SO_SNDBUF, backlog.min(200) as i32 * 1024);
+                let _ = pair::set_option(end, libc::SO_SNDBUF, (backlog + 1).min(200) as i32 * 1024);
                 // The library creates the listener again from this name if the engine ends.
                 let kept = socket.options.kept();
                 let state = End::Listening(request.message.number);

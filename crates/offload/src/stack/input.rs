@@ -25,6 +25,9 @@ pub enum Outcome<'a> {
     /// Take the connections that were moved to this thread, because the packet's connection may be among them. Then
     /// process the IP packet again, with [`Arrival::awaited`] set.
     Await { bytes: &'a [u8], arrival: Arrival },
+    /// Count the connections of the listener `listener` that wait to be accepted, because they seem to fill its backlog. Then
+    /// process the IP packet again, with [`Arrival::counted`] set.
+    Count { listener: Key, bytes: &'a [u8], arrival: Arrival },
     /// Process this IP packet, which was reassembled from fragments.
     Reassembled(Vec<u8>),
     /// Create the connection of a completed handshake, or answer its segment with a reset.
@@ -295,7 +298,9 @@ impl<A> Stack<A> {
         let Some(Socket { role: Role::Listening(listening), .. }) = self.sockets.get_mut(listener) else {
             return Outcome::Done;
         };
-        listening.note_elsewhere();
+        if listening.is_full() && !arrival.counted {
+            return Outcome::Count { listener, bytes, arrival };
+        }
         let verdict = listening.listener.on_segment(now, &flow, &segment, previous.as_ref());
         if let Some(deadline) = listening.listener.next_deadline() {
             self.arm(listener, deadline);

@@ -41,11 +41,13 @@ pub struct Arrival {
     pub from: Option<usize>,
     /// True if this thread has since taken all connections that other threads had moved to it.
     pub awaited: bool,
+    /// True if the waiting connections of the packet's listener have just been counted.
+    pub counted: bool,
 }
 
 impl Arrival {
     /// The engine sent the packet to itself.
-    pub const OWN: Self = Self { trusted: true, hops: 0, from: None, awaited: false };
+    pub const OWN: Self = Self { trusted: true, hops: 0, from: None, awaited: false, counted: false };
 }
 
 /// Reads the headers of an IP packet.

@@ -72,15 +72,45 @@ pub struct Datagram {
 
 /// A listening socket.
 pub struct Listening {
-    /// The half-open connections, and how many established connections wait to be accepted. The caller keeps the latter in
-    /// a queue of its own.
-    pub listener: Listener<()>,
-    /// The backlog that the program has set. It limits the accept queues of all threads together, and the SYN
-    /// queue of each thread.
+    /// The half-open connections. The caller keeps the accept queue.
+    pub listener: Listener,
+    /// The backlog that the program has set. It limits the connections that wait to be accepted on all threads together, and
+    /// the SYN queue of each thread.
     pub backlog: usize,
-    /// The number of connections that wait to be accepted, at the listener and at its copies on other
-    /// threads.
-    pub waiting: Arc<AtomicUsize>,
+    /// The connections that wait to be accepted, at the listener and at its copies on other threads.
+    pub waiting: Arc<Waiting>,
+}
+
+/// The number of established connections of a listener that the program has not accepted.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    /// Those that the caller has queued.
+    queued: AtomicUsize,
+    /// Those that the caller has handed over to the program, which may have accepted some since they were last counted.
+    handed_over: AtomicUsize,
+}
+
+impl Waiting {
+    /// Counts a connection that the caller queues.
+    pub fn queue(&self) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a queued connection as handed over to the program.
+    pub fn hand_over(&self) {
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+        self.handed_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets how many of the connections that were handed over are not accepted yet.
+    pub fn recount(&self, handed_over: usize) {
+        self.handed_over.store(handed_over, Ordering::Relaxed);
+    }
+
+    /// Returns the number of connections that wait. Some of them may be accepted already.
+    fn total(&self) -> usize {
+        self.queued.load(Ordering::Relaxed) + self.handed_over.load(Ordering::Relaxed)
+    }
 }
 
 impl Listening {
@@ -90,23 +120,9 @@ impl Listening {
         self.listener.set_backlog(backlog);
     }
 
-    /// Sets the number of connections in the accept queues of the listener's copies on other threads. These
-    /// connections also count against the listener's backlog.
-    pub(super) fn note_elsewhere(&mut self) {
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        self.listener.set_elsewhere(waiting.saturating_sub(self.listener.acceptable()));
-    }
-
-    /// Counts a connection that waits to be accepted.
-    pub fn add_waiting(&mut self) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.listener.queue(());
-    }
-
-    /// Counts a connection as accepted.
-    pub fn remove_waiting(&mut self) {
-        if self.listener.accept().is_some() {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-        }
+    /// Tells TCP's listener how many connections wait. Returns true if no further one may.
+    pub(super) fn is_full(&mut self) -> bool {
+        self.listener.set_waiting(self.waiting.total());
+        self.listener.is_full()
     }
 }

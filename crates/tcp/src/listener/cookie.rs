@@ -31,7 +31,7 @@ const SACK: u32 = 16;
 const ECN: u32 = 32;
 const OPTION_BITS: u32 = 63;
 
-impl<C> Listener<C> {
+impl Listener {
     fn cookie(&self, flow: &Flow, peer_sequence: u32, period: u64, mss: usize) -> u32 {
         let period = (period & 31) as u32;
         let hash = self.secrets.hash(1, &(flow, peer_sequence, period, mss)) as u32;
@@ -84,7 +84,7 @@ impl<C> Listener<C> {
             self.counters.cookies_invalid += 1;
             return reset();
         }
-        if self.full() {
+        if self.is_full() {
             self.counters.accept_queue_full += 1;
             return Verdict::Drop;
         }

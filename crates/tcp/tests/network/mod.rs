@@ -329,7 +329,7 @@ impl Network {
             }
         };
         let mut a = Connection::connect(0, &config[0], start).unwrap();
-        let mut listener = Listener::<()>::new(&config[1], Secrets::new([9; 16]), 4).unwrap();
+        let mut listener = Listener::new(&config[1], Secrets::new([9; 16]), 4).unwrap();
         let received = |header| Segment { header, payload: &[], ecn: Ecn::NotEct };
         let syn = a.poll_transmit(0).unwrap().header;
         let Verdict::Reply(syn_ack) = listener.on_segment(link.delay, &reverse, &received(syn), None) else {

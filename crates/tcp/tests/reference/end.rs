@@ -208,7 +208,7 @@ impl Linux {
 pub struct Inlane {
     config: Config,
     connection: Option<Connection>,
-    listener: Listener<()>,
+    listener: Listener,
     flow: Flow,
     send: Ring,
     receive: Ring,
