@@ -407,6 +407,18 @@ def many_wait():
         show(f"backlog {backlog}", len([socket.create_connection(listener.getsockname(), 30) for _ in range(100)]))
 
 
+def stamps():
+    """The time of the last packet, which the kernel's TCP sockets do not record."""
+    listener, client, server = pair()
+    for request in (0x8906, 0x8907, 0x80108906, 0x80108907):
+        server.sendall(b"x")
+        client.recv(1)
+        unused = socket.socket(type=socket.SOCK_DGRAM)
+        unused.bind(("127.0.0.1", 0))
+        for kind, sock in (("connection", client), ("listener", listener), ("UDP", unused)):
+            show(f"stamp of {kind}", call("ioctl", sock.fileno(), ctypes.c_ulong(request), ctypes.create_string_buffer(16)))
+
+
 def full_backlogs():
     """A listener holds one connection more than its backlog. The peer of a further one repeats its SYN."""
     for backlog in (0, 1, 3):
@@ -453,5 +465,6 @@ after_the_end()
 shutdowns()
 many_wait()
 full_backlogs()
+stamps()
 any_address()
 roots()

@@ -134,13 +134,16 @@ fn option_after_end(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; TCP_IN
 }
 
 /// Makes the ioctl `request` on a new internet socket if `fd` is offloaded. Call this after the ioctl has failed with ENOTTY
-/// on `fd`. Such requests ask for addresses and routes of the kernel's interfaces, and UNIX sockets do not support them.
+/// on `fd`. Such requests ask for addresses and routes of the kernel's interfaces, and UNIX sockets do not support them. So do
+/// requests for the time of the last packet, which a new socket answers with ENOENT. The kernel's TCP sockets give the same
+/// answer.
 ///
 /// # Safety
 /// As for ioctl(2).
 pub unsafe fn ask_internet(fd: RawFd, request: c_ulong, argument: *mut c_void) -> c_int {
-    // The requests from SIOCADDRT to SIOCPROTOPRIVATE.
-    let name = if matches!(request as u32, 0x890b..0x89f0) { name_of(fd) } else { None };
+    // The requests from SIOCADDRT to SIOCPROTOPRIVATE, and SIOCGSTAMP and SIOCGSTAMPNS, old and new.
+    let asks = matches!(request as u32, 0x890b..0x89f0 | 0x8906 | 0x8907 | 0x8010_8906 | 0x8010_8907);
+    let name = if asks { name_of(fd) } else { None };
     let Some(name) = name else { return fail(libc::ENOTTY) };
     let family = if name.kind.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: the caller's promise. The descriptor is closed once.
