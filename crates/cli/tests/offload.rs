@@ -574,9 +574,9 @@ fn rules_and_requirements_decide_who_runs_a_socket() {
     let kernel = &lab.status()["kernel"][0];
     assert!(kernel["program"] == "curl" && kernel["reason"].as_str().unwrap().contains("rule"), "{kernel}");
 
-    let required = run(&["--require"], &["curl", "-sS", "-m", "5", &address]);
+    let required = run(&["--require"], &["curl", "-sS", "-m", "60", &address]);
     assert_eq!(required.stdout, b"text", "{required:?}");
-    let outside = run(&["--require"], &["curl", "-sS", "-m", "5", "http://127.0.0.1:9/"]);
+    let outside = run(&["--require"], &["curl", "-sS", "-m", "60", "http://127.0.0.1:9/"]);
     let said = String::from_utf8_lossy(&outside.stderr);
     assert!(said.contains("--require") && said.contains("loopback"), "{said}");
     assert!(lab.count("connected") == 1);

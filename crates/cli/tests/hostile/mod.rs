@@ -99,7 +99,7 @@ fn a_connect_to_an_engine_that_has_stopped_ends_at_its_limit_and_by_signals() {
     // SAFETY: as above.
     unsafe { libc::kill(engine, libc::SIGCONT) };
     for ((program, seconds), least) in programs.iter_mut().zip(seconds).zip([3.9, 11.9]) {
-        assert!((least..least + 4.0).contains(&seconds), "the connect ended after {seconds} s");
+        assert!((least..least + 30.0).contains(&seconds), "the connect ended after {seconds} s");
         program.go_on();
     }
     for program in &mut programs {
@@ -141,7 +141,8 @@ fn only_signals_without_sa_restart_end_a_connect() {
     let Some((_lab, mut program, engine)) = stopped("restarted", "restart") else { return };
     assert_eq!(program.line(), format!("-1 {} False", libc::EINTR));
     assert_eq!(program.line(), "waiting");
-    std::thread::sleep(Duration::from_secs(1));
+    // The program tells whether a connect took more than 2 s.
+    std::thread::sleep(Duration::from_secs(4));
     // SAFETY: the child was not yet waited for, so the id is still its own.
     unsafe { libc::kill(engine, libc::SIGCONT) };
     let line = program.line();
