@@ -1,12 +1,13 @@
 //! Creates and maps memory that processes share by file descriptors, and passes the descriptors over a UNIX
 //! socket (SCM_RIGHTS).
 
+use super::ANSWER_TIMEOUT;
 use crate::error::{Error, Result};
 use inlane_core::mapping::Mapping;
 use inlane_core::region::{Location, Region};
 use inlane_core::units;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -160,6 +161,21 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -
     Ok(())
 }
 
+/// Repeats a receive with a timeout of [`ANSWER_TIMEOUT`] after each signal, but not for longer than twice that time. Such a
+/// receive is interrupted whenever the process is stopped and continued, for example in a shell.
+pub(crate) fn despite_signals<T>(
+    mut receive: impl FnMut() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    let begun = Instant::now();
+    loop {
+        match receive() {
+            Err(Errno::INTR) if begun.elapsed() >= ANSWER_TIMEOUT => return Err(Errno::AGAIN),
+            Err(Errno::INTR) => {}
+            received => return received,
+        }
+    }
+}
+
 /// Receives `count` descriptors that [`send_descriptors`] sent.
 ///
 /// # Errors
@@ -177,7 +193,7 @@ pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Resul
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0u8];
-        let got = retry_on_intr(|| {
+        let got = despite_signals(|| {
             let bytes = &mut [IoSliceMut::new(&mut byte)];
             rustix::net::recvmsg(socket.as_fd(), bytes, &mut control, RecvFlags::CMSG_CLOEXEC)
         })

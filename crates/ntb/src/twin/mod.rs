@@ -20,7 +20,7 @@ use crate::window::Window;
 use fabric::{DESCRIPTORS, EVENTS, Fabric, HELLO_BYTES, MAGIC};
 use fabric::{MESSAGE_ATTACHED, MESSAGE_EXIT, MESSAGE_FINISHED, MESSAGE_HELLO, MESSAGE_LOST};
 use inlane_core::region::{Location, Region};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -77,9 +77,8 @@ impl Twin {
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT)).map_err(os)?;
         send_message(&socket, MESSAGE_HELLO, 0);
         let mut hello = [0u8; HELLO_BYTES];
-        // A receive with a timeout is interrupted whenever the process is stopped and continued, for example in a shell.
         let receive = || rustix::net::recv(&socket, &mut hello, RecvFlags::empty());
-        let (_, length) = match retry_on_intr(receive) {
+        let (_, length) = match descriptors::despite_signals(receive) {
             Err(Errno::AGAIN) => return Err(foreign()),
             received => received.map_err(os)?,
         };

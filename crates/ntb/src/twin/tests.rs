@@ -159,19 +159,14 @@ fn a_hub_that_does_not_answer_is_an_error() {
     assert!(error.to_string().contains("no hub of this release"), "{error}");
 }
 
-/// Counts the signals that interrupted the thread of a test.
-static INTERRUPTIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-
-extern "C" fn interrupt(_signal: i32) {
-    INTERRUPTIONS.fetch_add(1, Ordering::Relaxed);
-}
+extern "C" fn interrupt(_signal: i32) {}
 
 #[test]
-fn signals_do_not_end_the_wait_for_the_hub() {
+fn signals_neither_end_nor_prolong_the_wait_for_the_hub() {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    let (port, silent) =
+    let (port, _silent) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    // SAFETY: the handler only counts, and no other test uses this signal.
+    // SAFETY: the handler does nothing, and no other test uses this signal.
     unsafe { libc::signal(libc::SIGUSR1, interrupt as *const () as libc::sighandler_t) };
     let (id, ids) = std::sync::mpsc::channel();
     let attaching = std::thread::spawn(move || {
@@ -180,14 +175,13 @@ fn signals_do_not_end_the_wait_for_the_hub() {
         Twin::attach(port, &Faults::default()).map(drop)
     });
     let thread = ids.recv().unwrap();
-    while INTERRUPTIONS.load(Ordering::Relaxed) < 50 && !attaching.is_finished() {
+    let begun = std::time::Instant::now();
+    while !attaching.is_finished() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "signals prolong the wait");
         // SAFETY: nobody has joined the thread, so the handle is valid.
         unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
         std::thread::sleep(Duration::from_millis(2));
     }
-    // Unread data would reset the connection.
-    rustix::net::recv(&silent, &mut [0; 64], RecvFlags::empty()).unwrap();
-    drop(silent);
     let error = attaching.join().unwrap().unwrap_err();
     assert!(error.to_string().contains("no hub of this release"), "{error}");
 }

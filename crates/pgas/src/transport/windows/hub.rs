@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::transport::bootstrap::{MeetingPoint, Opening, PeEvent};
 use crate::transport::machine::machine;
 use inlane_ntb::twin::{Hub, MAX_PORTS, PortEvent};
-use rustix::io::retry_on_intr;
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, acceptfrom_with, recv, send};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of each window that are reserved for a program's static objects. Untouched pages take no memory.
 const STATICS: u64 = 4 << 30;
@@ -198,7 +198,13 @@ fn number(socket: &OwnedFd) -> Option<u32> {
     set_socket_timeout(socket, Timeout::Recv, Some(NUMBER_TIMEOUT)).ok()?;
     let mut bytes = [0u8; 4];
     // Stopping and continuing the process interrupts a receive with a timeout.
-    let (_, length) = retry_on_intr(|| recv(socket, &mut bytes, RecvFlags::empty())).ok()?;
+    let begun = Instant::now();
+    let (_, length) = loop {
+        match recv(socket, &mut bytes, RecvFlags::empty()) {
+            Err(Errno::INTR) if begun.elapsed() < NUMBER_TIMEOUT => {}
+            received => break received.ok()?,
+        }
+    };
     set_socket_timeout(socket, Timeout::Recv, None).ok()?;
     (length == bytes.len()).then(|| u32::from_ne_bytes(bytes))
 }
