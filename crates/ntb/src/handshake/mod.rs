@@ -29,18 +29,18 @@ const FIRST_PAUSE: Duration = Duration::from_micros(2);
 /// The longest pause before the rows of up to 16 peers are read again.
 const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 
-/// The longest pause after which the rows of more than 16 peers are read again because time has passed.
+/// The longest pause in a job of more than 16 peers.
 const LONGEST_SHARE: Duration = Duration::from_millis(640);
 
-/// Returns the pause before `rows` rows are read again. `pause` is the last pause, `connected` is true if a peer has
-/// connected since then, and `elapsed` is the time since the first read.
-fn next_pause(rows: u32, pause: Duration, connected: bool, elapsed: Duration) -> Duration {
+/// Returns the pause before the remaining `rows` rows of `peers` peers are read again. `pause` is the last pause, `connected`
+/// is true if a peer has connected since then, and `elapsed` is the time since the first read.
+fn next_pause((rows, peers): (u32, u32), pause: Duration, connected: bool, elapsed: Duration) -> Duration {
     // Pause in proportion to the number of rows, because reading them takes processor time that peers may need.
     let next = if connected { FIRST_PAUSE * rows } else { pause * 2 };
     let next = next.min(LONGEST_PAUSE * (1 + rows / 16));
     // The peers of a large job start one after another. If each of them made every other PE read all rows, the time that
     // the job needs to start would grow with the third power of its PEs.
-    if rows > 16 { next.max((elapsed / 32).min(LONGEST_SHARE)) } else { next }
+    if peers > 16 { next.max((elapsed / 32).min(LONGEST_SHARE)) } else { next }
 }
 
 /// One side's memory and settings for the handshake.
@@ -139,7 +139,8 @@ pub fn connect_all<E: From<Error>>(
             Some(_) => std::thread::sleep(pause),
             None => {}
         }
-        pause = next_pause(open.len() as u32, pause, open.len() < before, start.elapsed());
+        let rows = (open.len() as u32, peers.len() as u32);
+        pause = next_pause(rows, pause, open.len() < before, start.elapsed());
     }
     Ok(())
 }

@@ -173,26 +173,26 @@ fn loom_agreement() {
     });
 }
 
-/// Returns how often a port reads each row on average if one of `peers` peers connects every 10 ms. Also returns when it
-/// finds all connected, as a multiple of the time at which the last peer connects.
+/// Returns how often a port reads its rows if one of `peers` peers connects every 10 ms. Also returns when it finds all
+/// connected, as a multiple of the time at which the last peer connects.
 fn reads_of_rows(peers: u32) -> (u32, f64) {
     const EVERY: Duration = Duration::from_millis(10);
     let (mut now, mut pause, mut rows, mut reads) = (Duration::ZERO, FIRST_PAUSE, peers, 0);
     while rows > 0 {
-        let left = peers.saturating_sub((now.as_nanos() / EVERY.as_nanos()) as u32);
-        reads += rows;
-        pause = next_pause(left, pause, left < rows, now);
-        rows = left;
         now += pause;
+        let left = peers.saturating_sub((now.as_nanos() / EVERY.as_nanos()) as u32);
+        reads += 1;
+        pause = next_pause((left, peers), pause, left < rows, now);
+        rows = left;
     }
-    (reads / peers, now.as_secs_f64() / (EVERY * peers).as_secs_f64())
+    (reads, now.as_secs_f64() / (EVERY * peers).as_secs_f64())
 }
 
-/// All PEs of a large job read the rows of all, so a row must not be read more often in a larger job.
+/// All PEs of a large job read the rows of all, so they must not read them more often in a larger job.
 #[test]
 fn peers_that_start_one_after_another_cost_few_reads() {
     for peers in [64, 256, 1023] {
         let (reads, end) = reads_of_rows(peers);
-        assert!(reads <= 300 && end < 1.05, "{peers} peers: {reads} reads of a row, end at {end}");
+        assert!(reads <= 300 && end < 1.05, "{peers} peers: {reads} reads, end at {end}");
     }
 }
