@@ -89,3 +89,35 @@ fn an_engine_on_af_packet_notices_its_interface() {
 fn an_engine_with_two_threads_notices_its_interface() {
     check("if-threads", "af_xdp:e0", 2);
 }
+
+#[test]
+fn pings_are_answered_and_closed_udp_ports_refuse() {
+    let Some(mut lab) = Lab::new("if-ping", &[("ping", "iputils-ping"), ("python3", "python3")]) else {
+        return;
+    };
+    lab.serve(&["--spin", "0s"]);
+    for address in [ENGINE, "fd79::1"] {
+        for size in ["0", "56", "1400"] {
+            let said =
+                must(lab.on_kernel("ping").args(["-c", "3", "-i", "0.05", "-W", "30", "-s", size, address]));
+            let said = String::from_utf8(said).unwrap();
+            assert!(said.contains("3 received"), "{said}");
+        }
+        let said = must(lab.on_kernel("python3").args(["-c", REFUSED, address]));
+        assert_eq!(String::from_utf8(said).unwrap(), "refused\n".repeat(2), "{address}");
+    }
+}
+
+/// Sends datagrams to a port that no socket has. ICMP errors quote the smaller one whole.
+const REFUSED: &str = "
+import socket, sys
+for size in 1, 1400:
+    sock = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+    sock.settimeout(30)
+    sock.connect((sys.argv[1], 9))
+    sock.send(bytes(size))
+    try:
+        sock.recv(1)
+    except ConnectionRefusedError:
+        print('refused')
+";

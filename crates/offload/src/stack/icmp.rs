@@ -6,7 +6,7 @@ use super::network::Payload;
 use super::packet::{ReceivedPacket, original};
 use super::socket::{Role, Socket};
 use inlane_tcp::Events;
-use inlane_wire::checksum::{self, Sum};
+use inlane_wire::checksum::Sum;
 use inlane_wire::{icmp, ipv4, ipv6, ndp};
 
 /// The most bytes of a received packet that an ICMP error about the packet quotes. The error is then at most
@@ -33,116 +33,73 @@ pub enum Refusal {
     Prohibited,
 }
 
-/// An ICMP error about a received packet.
-struct Unreachable<'a, const PROTOCOL: u8> {
-    quoted: &'a [u8],
-}
-
-impl<const PROTOCOL: u8> Payload for Unreachable<'_, PROTOCOL> {
-    const PROTOCOL: u8 = PROTOCOL;
-
-    fn len(&self) -> usize {
-        icmp::HEADER + self.quoted.len()
-    }
-
-    fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
-        buffer[icmp::HEADER..].copy_from_slice(self.quoted);
-        let mut message = icmp::Message::new(buffer).expect("the buffer has this length");
-        let v6 = PROTOCOL == ipv6::ICMP;
-        message.set_kind(if v6 { icmp::UNREACHABLE_V6 } else { icmp::UNREACHABLE });
-        message.set_code(if v6 { icmp::PORT_UNREACHABLE_V6 } else { icmp::PORT_UNREACHABLE });
-        message.set_checksum(0);
-        message.set_mtu_v6(0);
-        // The checksum of ICMPv6 covers the pseudo header, that of ICMP does not.
-        let start = if v6 { pseudo.unwrap_or_default() } else { Sum::new() };
-        let checksum = start.add_bytes(message.bytes()).finish();
-        message.set_checksum(checksum);
-    }
-}
-
-/// The reply to an echo request.
-struct Echo<'a, const PROTOCOL: u8> {
+/// A message of ICMP or ICMPv6 that the stack sends.
+struct Answer<'a, const PROTOCOL: u8> {
     kind: u8,
-    request: &'a [u8],
+    code: u8,
+    /// The second half of the header, and what follows the header.
+    rest: ([u8; 4], &'a [u8]),
 }
 
-impl<const PROTOCOL: u8> Payload for Echo<'_, PROTOCOL> {
+impl<const PROTOCOL: u8> Payload for Answer<'_, PROTOCOL> {
     const PROTOCOL: u8 = PROTOCOL;
 
     fn len(&self) -> usize {
-        self.request.len()
+        icmp::HEADER + self.rest.1.len()
     }
 
     fn write(&self, buffer: &mut [u8], pseudo: Option<Sum>) {
-        buffer.copy_from_slice(self.request);
-        let mut message = icmp::Message::new(buffer).expect("the request had a header");
-        message.set_kind(self.kind);
-        message.set_checksum(0);
+        buffer[..icmp::HEADER - 4].copy_from_slice(&[self.kind, self.code, 0, 0]);
+        buffer[icmp::HEADER - 4..icmp::HEADER].copy_from_slice(&self.rest.0);
+        buffer[icmp::HEADER..].copy_from_slice(self.rest.1);
         // The checksum of ICMPv6 covers the pseudo header, that of ICMP does not.
         let start = if PROTOCOL == ipv6::ICMP { pseudo.unwrap_or_default() } else { Sum::new() };
-        let checksum = start.add_bytes(message.bytes()).finish();
-        message.set_checksum(checksum);
+        let checksum = start.add_bytes(buffer).finish();
+        icmp::Message::new(buffer).expect("the buffer has a header").set_checksum(checksum);
     }
 }
 
 impl<A> Stack<A> {
+    /// Processes a message of ICMP, or of ICMPv6 if it came with an IPv6 packet.
     pub(super) fn on_icmp<'a>(&mut self, now: u64, packet: ReceivedPacket<'a>) -> Outcome<'a> {
+        let v6 = packet.source.is_ipv6();
+        let start = if v6 { packet.pseudo } else { Sum::new() };
         let message = match icmp::Message::new(packet.payload) {
-            Ok(message) if packet.arrival.trusted || checksum::of(packet.payload) == 0 => message,
+            Ok(message) if packet.arrival.trusted || start.add_bytes(packet.payload).finish() == 0 => message,
             _ => {
                 self.network.counters.malformed += 1;
                 return Outcome::Done;
             }
         };
-        match message.kind() {
-            icmp::ECHO_REQUEST => self.reply_echo(now, packet, icmp::ECHO_REPLY),
-            icmp::UNREACHABLE => {
-                let (hard, refusal) = match message.code() {
-                    icmp::FRAGMENTATION_NEEDED => {
-                        return self.on_too_big(now, &packet, message.next_hop_mtu().into());
-                    }
-                    icmp::PROTOCOL_UNREACHABLE => (true, Some(Refusal::Protocol)),
-                    icmp::PORT_UNREACHABLE => (true, Some(Refusal::Port)),
-                    _ => (false, None),
-                };
-                return self.on_unreachable(&packet, hard, refusal);
-            }
-            _ => self.network.counters.ignored += 1,
-        }
-        Outcome::Done
-    }
-
-    pub(super) fn on_icmp_v6<'a>(&mut self, now: u64, packet: ReceivedPacket<'a>) -> Outcome<'a> {
-        let message = match icmp::Message::new(packet.payload) {
-            Ok(message)
-                if packet.arrival.trusted || packet.pseudo.add_bytes(packet.payload).finish() == 0 =>
-            {
-                message
-            }
-            _ => {
-                self.network.counters.malformed += 1;
+        let (hard, refusal) = match (v6, message.kind(), message.code()) {
+            (false, icmp::ECHO_REQUEST, code) => {
+                self.reply_echo(now, &packet, (icmp::ECHO_REPLY, code));
                 return Outcome::Done;
             }
-        };
-        match message.kind() {
-            icmp::ECHO_REQUEST_V6 => self.reply_echo(now, packet, icmp::ECHO_REPLY_V6),
-            ndp::SOLICITATION | ndp::ADVERTISEMENT => {
+            (true, icmp::ECHO_REQUEST_V6, code) => {
+                self.reply_echo(now, &packet, (icmp::ECHO_REPLY_V6, code));
+                return Outcome::Done;
+            }
+            (true, ndp::SOLICITATION | ndp::ADVERTISEMENT, _) => {
                 let addresses = (packet.source, packet.destination);
                 let heard = self.network.on_discovery(now, addresses, packet.hops, packet.payload);
                 return heard.map_or(Outcome::Done, Outcome::Heard);
             }
-            icmp::UNREACHABLE_V6 => {
-                let (hard, refusal) = match message.code() {
-                    PROHIBITED_V6 => (false, Some(Refusal::Prohibited)),
-                    icmp::PORT_UNREACHABLE_V6 => (true, Some(Refusal::Port)),
-                    _ => (false, None),
-                };
-                return self.on_unreachable(&packet, hard, refusal);
+            (false, icmp::UNREACHABLE, icmp::FRAGMENTATION_NEEDED) => {
+                return self.on_too_big(now, &packet, message.next_hop_mtu().into());
             }
-            icmp::TOO_BIG_V6 => return self.on_too_big(now, &packet, message.mtu_v6()),
-            _ => self.network.counters.ignored += 1,
-        }
-        Outcome::Done
+            (true, icmp::TOO_BIG_V6, _) => return self.on_too_big(now, &packet, message.mtu_v6()),
+            (false, icmp::UNREACHABLE, icmp::PROTOCOL_UNREACHABLE) => (true, Some(Refusal::Protocol)),
+            (false, icmp::UNREACHABLE, icmp::PORT_UNREACHABLE)
+            | (true, icmp::UNREACHABLE_V6, icmp::PORT_UNREACHABLE_V6) => (true, Some(Refusal::Port)),
+            (true, icmp::UNREACHABLE_V6, PROHIBITED_V6) => (false, Some(Refusal::Prohibited)),
+            (false, icmp::UNREACHABLE, _) | (true, icmp::UNREACHABLE_V6, _) => (false, None),
+            _ => {
+                self.network.counters.ignored += 1;
+                return Outcome::Done;
+            }
+        };
+        self.on_unreachable(&packet, hard, refusal)
     }
 
     /// Returns the thread of the socket that has sent the packet that an ICMP error quotes. Returns `None` if this thread
@@ -222,30 +179,30 @@ impl<A> Stack<A> {
         }
     }
 
-    fn reply_echo(&mut self, now: u64, packet: ReceivedPacket<'_>, kind: u8) {
-        if !self.network.is_own(packet.destination) {
-            return;
+    fn reply_echo(&mut self, now: u64, packet: &ReceivedPacket<'_>, kind_and_code: (u8, u8)) {
+        if self.network.is_own(packet.destination)
+            && let Some((rest, data)) = packet.payload[icmp::HEADER - 4..].split_first_chunk()
+        {
+            self.answer(now, packet, kind_and_code, (*rest, data));
         }
+    }
+
+    /// Sends an ICMP message to the sender of `packet`, if there is a route.
+    fn answer(
+        &mut self,
+        now: u64,
+        packet: &ReceivedPacket<'_>,
+        (kind, code): (u8, u8),
+        rest: ([u8; 4], &[u8]),
+    ) {
         let Some(route) = self.network.route(packet.source) else { return };
         let (source, destination) = (packet.destination, packet.source);
         if destination.is_ipv4() {
-            self.network.send(
-                now,
-                route,
-                source,
-                destination,
-                0,
-                &Echo::<{ ipv4::ICMP }> { kind, request: packet.payload },
-            );
+            let answer = Answer::<{ ipv4::ICMP }> { kind, code, rest };
+            self.network.send(now, route, source, destination, 0, &answer);
         } else {
-            self.network.send(
-                now,
-                route,
-                source,
-                destination,
-                0,
-                &Echo::<{ ipv6::ICMP }> { kind, request: packet.payload },
-            );
+            let answer = Answer::<{ ipv6::ICMP }> { kind, code, rest };
+            self.network.send(now, route, source, destination, 0, &answer);
         }
     }
 
@@ -261,16 +218,10 @@ impl<A> Stack<A> {
         if !packet.arrival.trusted && !self.may_send_icmp_error(now) {
             return;
         }
-        let Some(route) = self.network.route(packet.source) else { return };
-        let (source, destination) = (packet.destination, packet.source);
-        if destination.is_ipv4() {
-            let quoted = &packet.whole[..packet.whole.len().min(MOST_QUOTED_V4)];
-            let error = Unreachable::<{ ipv4::ICMP }> { quoted };
-            self.network.send(now, route, source, destination, 0, &error);
-        } else {
-            let quoted = &packet.whole[..packet.whole.len().min(MOST_QUOTED_V6)];
-            let error = Unreachable::<{ ipv6::ICMP }> { quoted };
-            self.network.send(now, route, source, destination, 0, &error);
-        }
+        let (kind, most) = match packet.source.is_ipv4() {
+            true => ((icmp::UNREACHABLE, icmp::PORT_UNREACHABLE), MOST_QUOTED_V4),
+            false => ((icmp::UNREACHABLE_V6, icmp::PORT_UNREACHABLE_V6), MOST_QUOTED_V6),
+        };
+        self.answer(now, packet, kind, ([0; 4], &packet.whole[..packet.whole.len().min(most)]));
     }
 }

@@ -158,7 +158,7 @@ impl<A> Stack<A> {
             ipv4::UDP if own => self.on_datagram(packet),
             ipv4::ICMP if own && packet.source.is_ipv4() => self.on_icmp(now, packet),
             ipv6::ICMP if packet.source.is_ipv6() && (own || packet.destination.is_multicast()) => {
-                self.on_icmp_v6(now, packet)
+                self.on_icmp(now, packet)
             }
             _ => {
                 self.network.counters.ignored += 1;
