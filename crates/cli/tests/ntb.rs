@@ -253,7 +253,7 @@ fn a_peer_killed_at_any_step_ends_in_an_error() {
         let took = start.elapsed();
         let _ = peer.kill();
         let died = peer.wait().unwrap();
-        assert!(took < Duration::from_secs(60), "{step}: {took:?}");
+        assert!(took < Duration::from_secs(300), "{step}: {took:?}");
         match outcome {
             Err(Error::LinkLost { peer: 1, .. } | Error::Ntb(Bridge::Handshake { peer: 1, .. })) => {}
             other => panic!("{step}: {other:?}, the peer ended with {died}"),

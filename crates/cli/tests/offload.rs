@@ -29,7 +29,7 @@ const ENGINE: &str = "10.79.0.1";
 const KERNEL: &str = "10.79.0.2";
 
 /// How long a program may run, in seconds. Then `timeout` ends it.
-const LIMIT: &str = "60";
+const LIMIT: &str = "300";
 
 /// An engine, and a peer that uses the kernel's stack, each in a network namespace. Dropping the value ends
 /// the engine and removes the namespaces.

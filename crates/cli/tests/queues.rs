@@ -102,7 +102,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
     // Wait before the interrupt, because a busy receiver needs time for the packets that the kernel still
     // holds.
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_secs(4));
     // SAFETY: the process ID is still the child's, because nobody has waited for the child yet.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
     let begun = Instant::now();
@@ -203,15 +203,15 @@ fn memif_with_two_queues() {
     let socket = folder.path().join("memif.sock");
     let (server, client) =
         (format!("memif:{},role=server", socket.display()), format!("memif:{}", socket.display()));
-    let sender = ["--tx", server.as_str(), "--pipelines", "2", "--packets", "20000"];
+    // DPDK's receiver loses what is in the rings when its peer leaves, so the sender goes on until the receiver has ended.
+    let sender = ["--tx", server.as_str(), "--pipelines", "2", "--duration", "5m"];
     let source = format!("gen:{TRAFFIC}");
-    let from = inlane(None, &[&["--rx", source.as_str(), "--rate", "20kpps"], &sender[..]].concat());
+    let mut from = inlane(None, &[&["--rx", source.as_str(), "--rate", "20kpps"], &sender[..]].concat());
     let check = format!("check:{TRAFFIC}");
     let to = ["--rx", &client, "--tx", &check, "--pipelines", "2", "--packets", "20000"];
-    let came = inlane(None, &to).wait_with_output().unwrap();
-    let sent = from.wait_with_output().unwrap();
-    assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
-    let came = document(&came);
+    let came = document(&inlane(None, &to).wait_with_output().unwrap());
+    from.kill().unwrap();
+    from.wait().unwrap();
     let verification = &came["results"][0]["verification"];
     assert_eq!(by_pipeline(&came), [PACKETS / 2, PACKETS / 2], "{verification}");
     for (what, count) in
