@@ -165,7 +165,8 @@ impl Host {
         let memory = field(&read("/proc/meminfo"), "MemTotal");
         Self {
             cpu: field(&read("/proc/cpuinfo"), "model name"),
-            cores: std::thread::available_parallelism().map_or(0, Into::into),
+            // `available_parallelism` would divide by a quota of processor time, which `doctor` reports by itself.
+            cores: inlane_core::cores::allowed().len(),
             memory_bytes: memory.trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024,
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
         }
@@ -175,6 +176,12 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fails in a control group with a quota if the quota reduces the number.
+    #[test]
+    fn a_quota_does_not_reduce_the_cores_of_a_machine() {
+        assert_eq!(Host::this().cores, inlane_core::cores::allowed().len());
+    }
 
     #[test]
     fn documents_have_base_units_and_no_nan() {
