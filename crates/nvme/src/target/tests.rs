@@ -2,6 +2,7 @@
 
 mod authentication;
 mod authentication_time;
+mod failed_worker;
 mod flood;
 
 use super::subsystem::Limits;

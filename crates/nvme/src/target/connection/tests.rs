@@ -9,6 +9,7 @@ mod faults;
 mod flow;
 mod service;
 mod violation;
+mod warnings;
 
 use super::output::copy;
 use super::*;
