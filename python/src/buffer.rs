@@ -26,8 +26,10 @@ impl Buffer {
 
     /// Creates a buffer of 64-bit numbers in the machine's byte order.
     pub fn of_numbers(numbers: impl ExactSizeIterator<Item = u64>) -> Self {
-        let mut bytes = Vec::with_capacity(numbers.len() * 8);
-        numbers.for_each(|number| bytes.extend_from_slice(&number.to_ne_bytes()));
+        let mut bytes = vec![0; numbers.len() * 8];
+        for (place, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
+            *place = number.to_ne_bytes();
+        }
         Self::of_bytes(bytes)
     }
 }

@@ -14,6 +14,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// The packets of a [`PacketsInPlace`].
+type Packets = Arc<Vec<Packet>>;
+
 /// Receives the packets of a port in place, after a packet function if there is one. With a pool in the memory of a GPU
 /// ([`Memory::Pool`](crate::gpu::Memory::Pool)), the packets stay there.
 ///
@@ -40,6 +43,7 @@ pub struct PacketsInPlace {
     pub offsets: Vec<u64>,
     /// The length of each packet in bytes.
     pub lengths: Vec<u32>,
+    packets: Packets,
     shared: Arc<Shared<Waiting>>,
     pool: Arc<dyn Pool>,
     number: u64,
@@ -50,7 +54,9 @@ pub struct PacketsInPlace {
 struct Waiting {
     packets: Vec<Packet>,
     /// The packets of each [`PacketsInPlace`], by its number.
-    held: HashMap<u64, Vec<Packet>>,
+    held: HashMap<u64, Packets>,
+    /// An emptied list, whose memory the next packets use.
+    spare: Vec<Packet>,
     next: u64,
     /// The pool of all these packets, once the run has begun.
     pool: Option<Arc<dyn Pool>>,
@@ -60,12 +66,13 @@ struct Waiting {
 
 impl Waiting {
     /// Takes the packets that were received, and remembers them as held.
-    fn take(&mut self) -> Option<(Vec<Packet>, Arc<dyn Pool>, u64)> {
+    fn take(&mut self) -> Option<(Packets, Arc<dyn Pool>, u64)> {
         let pool = self.pool.clone().filter(|_| !self.packets.is_empty())?;
-        let packets = std::mem::take(&mut self.packets);
+        let spare = std::mem::take(&mut self.spare);
+        let packets = Arc::new(std::mem::replace(&mut self.packets, spare));
         self.next += 1;
         if !self.over {
-            self.held.insert(self.next, packets.clone());
+            self.held.insert(self.next, Arc::clone(&packets));
         }
         Some((packets, pool, self.next))
     }
@@ -73,7 +80,7 @@ impl Waiting {
     /// Frees all packets at the end of the run.
     fn end(&mut self) {
         let Some(pool) = self.pool.as_ref().filter(|_| !self.over) else { return };
-        for packets in self.held.values().chain([&self.packets]) {
+        for packets in self.held.values().map(|held| held.as_slice()).chain([self.packets.as_slice()]) {
             // SAFETY: the packets are from this pool. `send` or `take` put each of them here once, and after `over` nobody frees them.
             unsafe { pool.free(packets) };
         }
@@ -120,6 +127,7 @@ impl InPlaceReceiver {
         Ok(NextPackets::Packets(PacketsInPlace {
             offsets: packets.iter().map(|packet| packet.address - start).collect(),
             lengths: packets.iter().map(|packet| packet.length).collect(),
+            packets,
             shared,
             pool,
             number,
@@ -151,10 +159,14 @@ impl PacketsInPlace {
 
 impl Drop for PacketsInPlace {
     fn drop(&mut self) {
-        let held = self.shared.lock().batch.held.remove(&self.number);
-        if let Some(packets) = held {
-            // SAFETY: the packets are from this pool, and were held for this value only.
-            unsafe { self.pool.free(&packets) };
+        if self.shared.lock().batch.held.remove(&self.number).is_none() {
+            return;
+        }
+        // SAFETY: the packets are from this pool, and were held for this value only.
+        unsafe { self.pool.free(&self.packets) };
+        if let Some(mut packets) = Arc::get_mut(&mut self.packets).map(std::mem::take) {
+            packets.clear();
+            self.shared.lock().batch.spare = packets;
         }
     }
 }
