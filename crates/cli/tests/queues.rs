@@ -209,9 +209,10 @@ fn memif_with_two_queues() {
     let mut from = inlane(None, &[&["--rx", source.as_str(), "--rate", "20kpps"], &sender[..]].concat());
     let check = format!("check:{TRAFFIC}");
     let to = ["--rx", &client, "--tx", &check, "--pipelines", "2", "--packets", "20000"];
-    let came = document(&inlane(None, &to).wait_with_output().unwrap());
+    let output = inlane(None, &to).wait_with_output();
     from.kill().unwrap();
     from.wait().unwrap();
+    let came = document(&output.unwrap());
     let verification = &came["results"][0]["verification"];
     assert_eq!(by_pipeline(&came), [PACKETS / 2, PACKETS / 2], "{verification}");
     for (what, count) in

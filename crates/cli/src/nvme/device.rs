@@ -177,7 +177,7 @@ impl DeviceMemory {
             let mut bytes = unsafe { Buffer::from_region(part.clone()) }?;
             let mut rest = bytes.bytes_mut();
             while !rest.is_empty() {
-                // Each time, because a slow pipe may have a few bytes at a time.
+                // Call `idle` before each read, because a slow pipe may give a few bytes at a time.
                 idle()?;
                 match input.read(rest) {
                     Ok(0) => {

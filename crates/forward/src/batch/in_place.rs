@@ -162,11 +162,17 @@ impl Drop for PacketsInPlace {
         if self.shared.lock().batch.held.remove(&self.number).is_none() {
             return;
         }
-        // SAFETY: the packets are from this pool, and were held for this value only.
+        // SAFETY: the packets are from this pool. They were in `held` until now, so `Waiting::end` has not freed them, and can
+        // no longer find them.
         unsafe { self.pool.free(&self.packets) };
         if let Some(mut packets) = Arc::get_mut(&mut self.packets).map(std::mem::take) {
             packets.clear();
-            self.shared.lock().batch.spare = packets;
+            let mut state = self.shared.lock();
+            // Keep the larger list. The other one is freed after the lock is released.
+            if state.batch.spare.capacity() < packets.capacity() {
+                std::mem::swap(&mut state.batch.spare, &mut packets);
+            }
+            drop(state);
         }
     }
 }

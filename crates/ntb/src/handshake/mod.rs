@@ -26,11 +26,11 @@ const REWRITE_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration
 /// The pause for each remaining peer before all rows are read again, if a peer has just connected. The pause doubles as
 /// long as no peer connects.
 const FIRST_PAUSE: Duration = Duration::from_micros(2);
-/// The longest pause before the rows of up to 16 peers are read again.
+/// The longest pause before the rows are read again, for each 16 rows and the rest of them.
 const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 
 /// The longest pause in a job of more than 16 peers.
-const LONGEST_SHARE: Duration = Duration::from_millis(640);
+const LONGEST_PAUSE_OF_LARGE_JOBS: Duration = Duration::from_millis(640);
 
 /// Returns the pause before the remaining `rows` rows of `peers` peers are read again. `pause` is the last pause, `connected`
 /// is true if a peer has connected since then, and `elapsed` is the time since the first read.
@@ -40,7 +40,7 @@ fn next_pause((rows, peers): (u32, u32), pause: Duration, connected: bool, elaps
     let next = next.min(LONGEST_PAUSE * (1 + rows / 16));
     // The peers of a large job start one after another. If each of them made every other PE read all rows, the time that
     // the job needs to start would grow with the third power of its PEs.
-    if peers > 16 { next.max((elapsed / 32).min(LONGEST_SHARE)) } else { next }
+    if peers > 16 { next.max((elapsed / 32).min(LONGEST_PAUSE_OF_LARGE_JOBS)) } else { next }
 }
 
 /// One side's memory and settings for the handshake.

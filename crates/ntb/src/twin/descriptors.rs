@@ -161,16 +161,17 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -
     Ok(())
 }
 
-/// Repeats a receive with a timeout of [`ANSWER_TIMEOUT`] after each signal, but not for longer than twice that time. Such a
-/// receive is interrupted whenever the process is stopped and continued, for example in a shell.
+/// Repeats a receive with a timeout of [`ANSWER_TIMEOUT`] after each signal. Gives up at the second signal after that time,
+/// because a program may get signals without end. Such a receive is interrupted whenever the process is stopped and continued,
+/// for example in a shell, and the answer may have arrived while the process was stopped.
 pub(crate) fn despite_signals<T>(
     mut receive: impl FnMut() -> rustix::io::Result<T>,
 ) -> rustix::io::Result<T> {
-    let begun = Instant::now();
+    let (begun, mut late) = (Instant::now(), false);
     loop {
         match receive() {
-            Err(Errno::INTR) if begun.elapsed() >= ANSWER_TIMEOUT => return Err(Errno::AGAIN),
-            Err(Errno::INTR) => {}
+            Err(Errno::INTR) if late => return Err(Errno::AGAIN),
+            Err(Errno::INTR) => late = begun.elapsed() >= ANSWER_TIMEOUT,
             received => return received,
         }
     }

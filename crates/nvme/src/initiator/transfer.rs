@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 const CHUNK: u32 = 256 << 10;
 /// The most commands in flight.
 const DEPTH: usize = 16;
-/// After this time, a transfer stops to use its stream, even if the stream is ready, and lets the session progress. A
-/// stream may take a few bytes at a time.
+/// The longest time for which a transfer uses its stream before it lets the session progress. A stream that is always
+/// ready may move only a few bytes at a time.
 const TURN: Duration = Duration::from_millis(100);
 
 /// One command of a transfer.
@@ -116,18 +116,18 @@ impl Sink for WriterSink<'_> {
     fn store_rest(&mut self) -> Result<bool> {
         let started = Instant::now();
         while let Some((buffer, data)) = self.waiting.front_mut() {
-            while data.start < data.end {
-                if started.elapsed() >= TURN {
-                    return Ok(false);
-                }
-                match self.out.write(&buffer.bytes()[data.clone()]) {
-                    Ok(0) => return Err(cannot_write(ErrorKind::WriteZero.into())),
-                    Ok(written) => data.start += written,
-                    Err(error) if is_transient(&error) => return Ok(false),
-                    Err(error) => return Err(cannot_write(error)),
-                }
+            match self.out.write(&buffer.bytes()[data.clone()]) {
+                Ok(0) => return Err(cannot_write(ErrorKind::WriteZero.into())),
+                Ok(written) => data.start += written,
+                Err(error) if is_transient(&error) => return Ok(false),
+                Err(error) => return Err(cannot_write(error)),
             }
-            self.spare.extend(self.waiting.pop_front().map(|(buffer, _)| buffer));
+            if data.start == data.end {
+                self.spare.extend(self.waiting.pop_front().map(|(buffer, _)| buffer));
+            }
+            if started.elapsed() >= TURN {
+                return Ok(self.waiting.is_empty());
+            }
         }
         Ok(true)
     }
@@ -158,10 +158,6 @@ impl Source for ReaderSource<'_> {
         buffer.set_len(most);
         let started = Instant::now();
         while filled < most {
-            if started.elapsed() >= TURN {
-                self.partial = Some((buffer, filled));
-                return Ok(Supply::NotYet);
-            }
             match self.input.read(&mut buffer.bytes_mut()[filled..]) {
                 Ok(0) => break,
                 Ok(bytes) => filled += bytes,
@@ -170,6 +166,10 @@ impl Source for ReaderSource<'_> {
                     return Ok(Supply::NotYet);
                 }
                 Err(source) => return Err(Error::Os { what: "cannot read the input".into(), source }),
+            }
+            if filled < most && started.elapsed() >= TURN {
+                self.partial = Some((buffer, filled));
+                return Ok(Supply::NotYet);
             }
         }
         if filled == 0 {
@@ -300,7 +300,10 @@ pub fn read_to(
             let chunk = chunks.iter_mut().find(|chunk| chunk.token == done.token);
             chunk.expect("a chunk in flight").done = done.buffer;
         }
-        while let Some(buffer) = chunks.front_mut().and_then(|chunk| chunk.done.take()) {
+        let started = Instant::now();
+        while started.elapsed() < TURN
+            && let Some(buffer) = chunks.front_mut().and_then(|chunk| chunk.done.take())
+        {
             let chunk = chunks.pop_front().expect("looked at before");
             sink.take(buffer, chunk.skip..chunk.skip + chunk.len)?;
         }
@@ -370,7 +373,8 @@ pub fn write_from(
     let mut problem = None;
     while !ended || session.in_flight() > 0 {
         check_stop(stop)?;
-        while !ended && session.in_flight() < DEPTH && session.available() > 0 {
+        let started = Instant::now();
+        while !ended && session.in_flight() < DEPTH && session.available() > 0 && started.elapsed() < TURN {
             let wanted = most.min(length - written) as usize;
             if wanted == 0 {
                 ended = true;

@@ -128,12 +128,13 @@ impl Engine {
     }
 
     /// Counts the connections that wait in a listener's pair, because the engine does not notice when the program takes one.
+    /// If the kernel gives no answer, counts none, because a count that only grows would refuse all further connections.
     pub(super) fn count_waiting(&self, key: Key) {
         if let Some(socket) = self.stack.sockets.get(key)
             && let Role::Listening(listening) = &socket.role
-            && let Some(waiting) = socket.attachment.end.as_ref().and_then(pair::waiting_connections)
+            && let Some(end) = &socket.attachment.end
         {
-            listening.waiting.recount(waiting);
+            listening.waiting.recount(pair::waiting_connections(end).unwrap_or(0));
         }
     }
 

@@ -98,8 +98,8 @@ impl Waiting {
 
     /// Counts a queued connection as handed over to the program.
     pub fn hand_over(&self) {
-        self.queued.fetch_sub(1, Ordering::Relaxed);
         self.handed_over.fetch_add(1, Ordering::Relaxed);
+        self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Sets how many of the connections that were handed over are not accepted yet.

@@ -134,9 +134,9 @@ fn option_after_end(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; TCP_IN
 }
 
 /// Makes the ioctl `request` on a new internet socket if `fd` is offloaded. Call this after the ioctl has failed with ENOTTY
-/// on `fd`. Such requests ask for addresses and routes of the kernel's interfaces, and UNIX sockets do not support them. So do
-/// requests for the time of the last packet, which a new socket answers with ENOENT. The kernel's TCP sockets give the same
-/// answer.
+/// on `fd`. Such requests ask for addresses and routes of the kernel's interfaces, and UNIX sockets do not support them. UNIX
+/// sockets do not support requests for the time of the last packet either. A new internet socket answers these with ENOENT, as
+/// the kernel's TCP sockets do.
 ///
 /// # Safety
 /// As for ioctl(2).

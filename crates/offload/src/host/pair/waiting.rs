@@ -4,19 +4,27 @@ use super::send_descriptor;
 use inlane_offload_protocol::name::SOCKET_LEN;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns the number of connections that the engine has sent to a listener's pair and that the program has not received.
 /// `end` is the engine's end. Returns `None` if the kernel gives no answer.
 pub fn waiting_connections(end: &OwnedFd) -> Option<usize> {
-    // All records have the same length, so each one takes the same memory.
-    static RECORD: OnceLock<Option<usize>> = OnceLock::new();
-    let record = *RECORD.get_or_init(|| {
-        let (one, _other) = UnixStream::pair().ok()?;
-        send_descriptor(one.as_raw_fd(), &[0; SOCKET_LEN], None).ok()?;
-        memory_of_unread(one.as_raw_fd()).filter(|&memory| memory > 0)
-    });
-    Some(memory_of_unread(end.as_raw_fd())? / record?)
+    Some(memory_of_unread(end.as_raw_fd())? / memory_of_a_record()?)
+}
+
+/// Returns the bytes of memory that the kernel uses for one record. All records have the same length, so each one takes the
+/// same memory. The kernel may refuse the sockets that this needs, so only an answer is kept.
+fn memory_of_a_record() -> Option<usize> {
+    static RECORD: AtomicUsize = AtomicUsize::new(0);
+    let kept = RECORD.load(Ordering::Relaxed);
+    if kept > 0 {
+        return Some(kept);
+    }
+    let (one, _other) = UnixStream::pair().ok()?;
+    send_descriptor(one.as_raw_fd(), &[0; SOCKET_LEN], None).ok()?;
+    let memory = memory_of_unread(one.as_raw_fd()).filter(|&memory| memory > 0)?;
+    RECORD.store(memory, Ordering::Relaxed);
+    Some(memory)
 }
 
 /// Returns the bytes of memory that the kernel uses for what was sent from the UNIX socket `fd` and is not received yet.

@@ -197,11 +197,11 @@ fn admit(hub: &Hub, listener: &OwnedFd, pes: u32) {
 fn number(socket: &OwnedFd) -> Option<u32> {
     set_socket_timeout(socket, Timeout::Recv, Some(NUMBER_TIMEOUT)).ok()?;
     let mut bytes = [0u8; 4];
-    // Stopping and continuing the process interrupts a receive with a timeout.
-    let begun = Instant::now();
+    // Stopping and continuing the process interrupts a receive with a timeout. The number may have arrived meanwhile.
+    let (begun, mut late) = (Instant::now(), false);
     let (_, length) = loop {
         match recv(socket, &mut bytes, RecvFlags::empty()) {
-            Err(Errno::INTR) if begun.elapsed() < NUMBER_TIMEOUT => {}
+            Err(Errno::INTR) if !late => late = begun.elapsed() >= NUMBER_TIMEOUT,
             received => break received.ok()?,
         }
     };
