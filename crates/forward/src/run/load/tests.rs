@@ -3,6 +3,7 @@ use crate::config::Route;
 use inlane_core::load::{Sample, Sampler, run_together};
 use inlane_core::{PortInfo, Rx, Tx};
 use inlane_ports::spec::{Kind, OwnPort, Properties};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 fn config(rx: &str, tx: &str) -> Config {
@@ -161,15 +162,18 @@ fn time_to_stop() -> Duration {
     took
 }
 
-/// A receive queue that fails at its third burst.
-struct Fails(u32);
+/// A receive queue that fails at its third burst, and then sets the flag.
+struct Fails(u32, Arc<AtomicBool>);
 
 // SAFETY: the queue returns no packets.
 unsafe impl Rx for Fails {
     fn receive(&mut self, _: &mut [inlane_core::Packet]) -> inlane_core::Result<usize> {
         self.0 += 1;
         match self.0 {
-            3.. => Err(inlane_core::Error::port_usage("fails", "the cable is unplugged; plug it in")),
+            3.. => {
+                self.1.store(true, Ordering::Relaxed);
+                Err(inlane_core::Error::port_usage("fails", "the cable is unplugged; plug it in"))
+            }
             _ => Ok(0),
         }
     }
@@ -179,7 +183,7 @@ unsafe impl Rx for Fails {
     }
 }
 
-struct FailingPort(PortInfo);
+struct FailingPort(PortInfo, Arc<AtomicBool>);
 
 impl Port for FailingPort {
     fn info(&self) -> &PortInfo {
@@ -191,7 +195,7 @@ impl Port for FailingPort {
     }
 
     fn take_rx(&mut self, _: u16) -> inlane_core::Result<Box<dyn Rx>> {
-        Ok(Box::new(Fails(0)))
+        Ok(Box::new(Fails(0, Arc::clone(&self.1))))
     }
 
     fn take_tx(&mut self, _: u16, _: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
@@ -199,7 +203,8 @@ impl Port for FailingPort {
     }
 }
 
-fn failing_port() -> PortSpec {
+fn failing_port(failed: &Arc<AtomicBool>) -> PortSpec {
+    let failed = Arc::clone(failed);
     let info = PortInfo {
         name: "fails".into(),
         path: "test".into(),
@@ -212,7 +217,7 @@ fn failing_port() -> PortSpec {
     PortSpec::Own(OwnPort {
         name: "fails".into(),
         properties: Properties { name: "fails", ..*Kind::Null.properties() },
-        open: Arc::new(move |_| Ok(Box::new(FailingPort(info.clone())))),
+        open: Arc::new(move |_| Ok(Box::new(FailingPort(info.clone(), Arc::clone(&failed))))),
     })
 }
 
@@ -220,12 +225,14 @@ fn failing_port() -> PortSpec {
 fn a_load_that_fails_or_whose_source_ends_ends_only_itself() {
     let refused = ForwardLoad::open(&config("pcap:/nowhere/x.pcap", "null"), None).err().unwrap();
     assert!(refused.to_string().contains("/nowhere/x.pcap"), "{refused}");
-    let fails = Route::OneWay { rx: failing_port(), tx: vec![PortSpec::parse("null").unwrap()] };
+    let failed = Arc::default();
+    let fails = Route::OneWay { rx: failing_port(&failed), tx: vec![PortSpec::parse("null").unwrap()] };
     let mut fails = load(&Config { route: fails, ..config("null", "null") });
     let mut ends = load(&config("gen:64,packets=500", "check"));
     let mut goes_on = load(&config("null:64", "null"));
     let loads: &mut [&mut dyn Load] = &mut [&mut fails, &mut ends, &mut goes_on];
     let (_, outcomes) = beside(loads, |sampler, _| {
+        until("the port fails", || failed.load(Ordering::Relaxed));
         until("the source ends", || sampler.take().loads[1].operations == 500);
         let before = sampler.take().loads[2].operations;
         until("the other load goes on", || sampler.take().loads[2].operations > before);
