@@ -10,11 +10,15 @@ use inlane_core::packet::Packet;
 use inlane_core::port::{Counters, Rx, Tx};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The length of an Ethernet header in bytes.
 const ETHERNET_HEADER: usize = 14;
-/// The number of calls without a packet after which the next check is due whether the device still exists.
-const CHECK_EVERY: u32 = 4096;
+/// The number of calls without a packet after which the clock is read. A thread without work makes millions of calls a second,
+/// or pauses between them.
+const LOOK_EVERY: u32 = 64;
+/// The least time between two checks whether the device still exists.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 type Receive = unsafe extern "C" fn(u16, u16, *mut sys::inlane_packet, u16, *mut u64) -> u16;
 type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
@@ -145,8 +149,10 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
 struct End {
     port: u16,
     queue: u16,
-    /// The number of calls without a packet since the last check whether the device still exists.
+    /// The number of calls without a packet since the clock was read.
     idle: u32,
+    /// The time of the last check whether the device still exists.
+    checked: Instant,
     gate: Arc<Gate>,
     mark: Arc<Mark>,
     functions: BurstFunctions,
@@ -160,6 +166,7 @@ impl End {
             port: context.port,
             queue,
             idle: 0,
+            checked: Instant::now(),
             gate: context.gate.clone(),
             mark: context.gate.mark(),
             functions: context.functions,
@@ -168,15 +175,23 @@ impl End {
         }
     }
 
-    /// Counts a burst that moved no packet. At every [`CHECK_EVERY`]th call, checks that the device still
-    /// exists.
+    /// Counts a burst that moved no packet. Checks now and then that the device still exists.
     #[inline]
     fn count_idle(&mut self) -> Result<()> {
         self.idle += 1;
-        if self.idle < CHECK_EVERY {
+        if self.idle < LOOK_EVERY {
             return Ok(());
         }
+        self.check_if_due()
+    }
+
+    #[cold]
+    fn check_if_due(&mut self) -> Result<()> {
         self.idle = 0;
+        if self.checked.elapsed() < CHECK_EVERY {
+            return Ok(());
+        }
+        self.checked = Instant::now();
         self.context.check()
     }
 }
