@@ -170,15 +170,22 @@ fn fact(loads: &dyn Loads, load: usize, evidence: &Evidence) -> Option<String> {
         Fact::Pace { asked, reached } => format!("it reached {} of the pace", percent(reached / asked)),
         Fact::Exchange { slowed, gain, per_unit, in_units, .. } => {
             let units = |load| match loads.counts_operations(load) {
-                _ if *in_units => ("units of it", "unit"),
-                true => ("operations", "operation"),
-                false => ("bytes", "byte"),
+                _ if *in_units => ("unit", "units"),
+                true => ("operation", "operations"),
+                false => ("byte", "bytes"),
             };
-            let ((own, _), (_, other), name) = (units(load), units(*slowed), loads.name(*slowed));
-            if gain.is_significant() && gain.median > 0.0 {
-                format!("it gained {per_unit:.2} {own} for each {other} that {name} gave up")
-            } else {
+            let ((one, several), (other, others), name) = (units(load), units(*slowed), loads.name(*slowed));
+            let of_it = if *in_units { " of it" } else { "" };
+            if !gain.is_significant() || gain.median <= 0.0 {
                 format!("it gained nothing when {name} was slowed")
+            } else if *per_unit < 0.1 {
+                // Two decimals would show a small gain as 0.00.
+                format!(
+                    "it gained one {one}{of_it} for each {:.0} {others} that {name} gave up",
+                    1.0 / per_unit
+                )
+            } else {
+                format!("it gained {per_unit:.2} {several}{of_it} for each {other} that {name} gave up")
             }
         }
         Fact::Slowed { rate, busy, blocked, throttled } => {

@@ -125,10 +125,15 @@ fn an_exchange_is_told_in_the_units_of_both_loads() {
     let mut measured = on_a_link();
     measured.observations.iter_mut().for_each(|it| it.loads[1].bytes_per_second = 0.0);
     let gain = Estimate { median: 0.2, low: 0.1, high: 0.3, count: 6 };
-    let line = |load, slowed, in_units| {
-        let fact = Fact::Exchange { slowed, freed: 1.0, gain, per_unit: 2.0, in_units };
+    let told = |load, slowed, in_units, per_unit| {
+        let fact = Fact::Exchange { slowed, freed: 1.0, gain, per_unit, in_units };
         text::line(&measured, load, "x", &Evidence { fact, says: Says::For }).unwrap()
     };
+    let line = |load, slowed, in_units| told(load, slowed, in_units, 2.0);
+    assert_eq!(
+        told(0, 1, false, 0.004),
+        "x: it gained one byte for each 250 operations that tx gave up (for)"
+    );
     assert_eq!(line(0, 1, false), "x: it gained 2.00 bytes for each operation that tx gave up (for)");
     assert_eq!(line(1, 0, false), "x: it gained 2.00 operations for each byte that dma gave up (for)");
     assert_eq!(line(1, 0, true), "x: it gained 2.00 units of it for each unit that dma gave up (for)");
