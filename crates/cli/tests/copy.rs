@@ -207,7 +207,7 @@ fn a_second_signal_leaves_no_empty_files() {
     }
     until_thread_runs(&child, "inlane-signals", Duration::ZERO);
     while child.try_wait().unwrap().is_none() {
-        // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
+        // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -477,7 +477,7 @@ fn a_third_signal_kills_the_process() {
     let (mut sent, mut next) = (0, Instant::now());
     support::until("the process is killed", || {
         if Instant::now() >= next && child.try_wait().unwrap().is_none() {
-            // SAFETY: nobody has waited for the child yet, so its id still belongs to it.
+            // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
             unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
             (sent, next) = (sent + 1, Instant::now() + Duration::from_millis(700));
         }

@@ -239,12 +239,12 @@ impl Running {
     fn interrupt(&mut self) -> Output {
         let child = self.child.take().unwrap();
         let status = Path::new("/proc").join(child.id().to_string());
-        // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
+        // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         let start = Instant::now();
         while std::fs::read_to_string(status.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             if start.elapsed() > Duration::from_secs(60) {
-                // SAFETY: nobody has waited for the child yet, so its id still belongs to it.
+                // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
                 unsafe { libc::kill(child.id() as i32, libc::SIGKILL) };
                 panic!("{} did not end on SIGINT", self.name);
             }

@@ -200,7 +200,7 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
         assert!(start.elapsed() < Duration::from_secs(60), "the bench has not opened its output");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
     assert!(!result.exists());

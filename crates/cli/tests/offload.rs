@@ -206,7 +206,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+        // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
         unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
         let _ = self.0.wait();
     }
@@ -520,7 +520,7 @@ fn an_engine_gives_up_its_privileges_and_can_become_another_user() {
         assert_eq!(fetched, b"text");
         assert_eq!(lab.count("connected"), 1);
         let mut engine = lab.engine.take().unwrap();
-        // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+        // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
         unsafe { libc::kill(id as i32, libc::SIGTERM) };
         assert!(engine.wait().unwrap().success());
     }

@@ -166,7 +166,7 @@ fn progress_lines_come_at_the_interval() {
         .map_while(Result::ok)
         .filter_map(|line| line.split_once(" s  rx ")?.0.trim().parse::<u64>().ok());
     let seconds: Vec<u64> = seconds.take(3).collect();
-    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!(seconds.len(), 3);
@@ -183,7 +183,7 @@ fn a_hang_up_ends_a_run_in_order() {
     let mut child = command.spawn().unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(5));
     assert!(json.exists());
-    // SAFETY: nobody has waited for the child yet, so the process id still belongs to it.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGHUP) }, 0);
     until("the run ends", || child.try_wait().unwrap().is_some());
     assert_eq!(child.wait().unwrap().code(), Some(0));

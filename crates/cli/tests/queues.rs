@@ -203,7 +203,7 @@ fn memif_with_two_queues() {
     let socket = folder.path().join("memif.sock");
     let (server, client) =
         (format!("memif:{},role=server", socket.display()), format!("memif:{}", socket.display()));
-    // DPDK's receiver loses what is in the rings when its peer leaves, so the sender goes on until the receiver has ended.
+    // If its peer closes the port, DPDK's receiver drops the packets in the rings. So the sender runs until the receiver has ended.
     let sender = ["--tx", server.as_str(), "--pipelines", "2", "--duration", "5m"];
     let source = format!("gen:{TRAFFIC}");
     let mut from = inlane(None, &[&["--rx", source.as_str(), "--rate", "20kpps"], &sender[..]].concat());

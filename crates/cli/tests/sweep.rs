@@ -184,7 +184,7 @@ fn a_signal_keeps_the_points_that_are_done() {
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
     assert!(line.starts_with("[1/11] burst=1:"), "{line}");
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     drop(said);
     assert_eq!(child.wait().unwrap().code(), Some(0));

@@ -18,7 +18,7 @@ fn start(arguments: &[&str]) -> Child {
 
 /// Interrupts the command. Returns its exit status and its standard output.
 fn interrupt(child: Child) -> (Option<i32>, String) {
-    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     let output = child.wait_with_output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())

@@ -117,6 +117,6 @@ fn has(test: &str, program: &str) -> bool {
 }
 
 fn signal(child: &Child, signal: i32) {
-    // SAFETY: nobody has waited for the child yet, so its id still belongs to it.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }

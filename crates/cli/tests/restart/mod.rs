@@ -32,7 +32,7 @@ impl Talking {
 
 impl Drop for Talking {
     fn drop(&mut self) {
-        // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+        // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
         let _ = self.child.wait();
     }
@@ -51,7 +51,7 @@ fn cpu(process: &str) -> Duration {
 /// Ends the engine of `lab` by `signal`.
 fn end_engine(lab: &mut Lab, signal: i32) {
     let mut engine = lab.engine.take().unwrap();
-    // SAFETY: nobody has waited for the child yet, so its process ID cannot belong to another process.
+    // SAFETY: the test has not waited for the child yet, so no other process can have its ID.
     unsafe { libc::kill(engine.id() as i32, signal) };
     engine.wait().unwrap();
 }

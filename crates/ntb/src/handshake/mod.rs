@@ -26,7 +26,7 @@ const REWRITE_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration
 /// The pause for each remaining peer before all rows are read again, if a peer has just connected. The pause doubles as
 /// long as no peer connects.
 const FIRST_PAUSE: Duration = Duration::from_micros(2);
-/// The longest pause before the rows are read again, for each 16 rows and the rest of them.
+/// The longest pause before fewer than 16 rows are read again. Each 16 rows add as much.
 const LONGEST_PAUSE: Duration = Duration::from_micros(500);
 
 /// The longest pause in a job of more than 16 peers.

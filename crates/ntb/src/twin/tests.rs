@@ -178,7 +178,7 @@ fn signals_neither_end_nor_prolong_the_wait_for_the_hub() {
     let begun = std::time::Instant::now();
     while !attaching.is_finished() {
         assert!(begun.elapsed() < Duration::from_secs(120), "signals prolong the wait");
-        // SAFETY: nobody has joined the thread, so the handle is valid.
+        // SAFETY: the thread was neither joined nor detached, so its handle is valid.
         unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -12,8 +12,8 @@ pub fn waiting_connections(end: &OwnedFd) -> Option<usize> {
     Some(memory_of_unread(end.as_raw_fd())? / memory_of_a_record()?)
 }
 
-/// Returns the bytes of memory that the kernel uses for one record. All records have the same length, so each one takes the
-/// same memory. The kernel may refuse the sockets that this needs, so only an answer is kept.
+/// Returns how many bytes of the kernel's memory one record takes. All records have the same length, so all take the same.
+/// Measures this once. A measurement for which the kernel refuses the sockets is tried again at the next call.
 fn memory_of_a_record() -> Option<usize> {
     static RECORD: AtomicUsize = AtomicUsize::new(0);
     let kept = RECORD.load(Ordering::Relaxed);
@@ -27,7 +27,7 @@ fn memory_of_a_record() -> Option<usize> {
     Some(memory)
 }
 
-/// Returns the bytes of memory that the kernel uses for what was sent from the UNIX socket `fd` and is not received yet.
+/// Returns how many bytes of the kernel's memory the unread messages take that were sent from the UNIX socket `fd`.
 fn memory_of_unread(fd: RawFd) -> Option<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one c_int to `bytes`, which outlives the call.

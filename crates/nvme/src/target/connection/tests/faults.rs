@@ -194,7 +194,8 @@ fn each_error_of_the_storage_has_its_status() {
     assert!(super::write(&mut queue, 0, &[1; 512], 512, 1).is_success());
 }
 
-/// If the file system can neither zero nor deallocate a range, the target writes zeros as data. FUA applies to this data, too.
+/// On a file system without operations to zero or deallocate a range, the target writes zeros. With FUA, these zeros must be
+/// durable before the command completes.
 #[test]
 fn durable_zeroes_are_durable_however_they_are_made() {
     let (_directory, subsystem) = file("");
