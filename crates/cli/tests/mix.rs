@@ -6,6 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -169,6 +170,43 @@ fn an_interrupted_session_is_kept_and_can_be_continued() {
     std::fs::write(&json, "{}").unwrap();
     let output = inlane(&[&loads[..], &resume].concat());
     assert!(errors(&output).contains("it is no result of 'inlane mix'"), "{}", errors(&output));
+}
+
+/// Makes the command unable to write files of more than `length` bytes, as if the disk were full.
+fn limit_files(command: &mut Command, length: u64) {
+    let limit = libc::rlimit { rlim_cur: length, rlim_max: length };
+    // SAFETY: both functions may be called between fork and exec, and `limit` outlives the call.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            match libc::setrlimit(libc::RLIMIT_FSIZE, &limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+}
+
+#[test]
+fn a_full_disk_keeps_the_session_that_is_continued() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("mix.json");
+    let name = json.to_str().unwrap();
+    let load = ["--load", "cpu cores=0"];
+    let output = inlane(&[&load[..], &SHORT, &["--json", name]].concat());
+    assert!(output.status.success(), "{}", errors(&output));
+    let before = std::fs::read(&json).unwrap();
+    let new = folder.path().join("new.json");
+    for target in [&json, &new] {
+        let to = ["--resume", name, "--json", target.to_str().unwrap()];
+        let mut next = command(&[&load[..], &SHORT, &to].concat());
+        limit_files(&mut next, before.len() as u64 + 10);
+        let output = next.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", errors(&output));
+        assert!(errors(&output).contains("File too large"), "{}", errors(&output));
+        assert!(std::fs::read(&json).unwrap() == before, "the earlier session is lost");
+    }
+    assert!(!new.exists(), "a part of a result is of no use");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use inlane_core::error::Class;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -49,8 +50,8 @@ impl Error {
 /// A file or standard output for a result. Open the target before the run. The run may drop privileges that
 /// opening needs. It should not start if its result cannot be written.
 ///
-/// An existing file keeps its content until something is written. If the target created the file, and nothing
-/// was written, dropping the target removes the file.
+/// An existing file keeps its content until something is written, and also if the disk has no room for what is written. If the
+/// target created the file, and nothing was written, dropping the target removes the file.
 pub struct OutputTarget {
     path: PathBuf,
     /// `None` for standard output.
@@ -123,14 +124,15 @@ impl OutputTarget {
     }
 
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.unregister();
         let Some(file) = &mut self.file else { return stdout(bytes) };
-        // Truncate only a regular file, because devices and pipes would return an error.
-        let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
-        let emptied = if is_file { file.set_len(0) } else { Ok(()) };
-        emptied
-            .and_then(|()| file.write_all(bytes))
-            .map_err(|source| Error::Io { path: self.path.clone(), source })
+        let written = match file.metadata() {
+            Ok(of) if of.is_file() => replace(file, of.len(), bytes),
+            // Devices and pipes have no length and no offsets.
+            _ => file.write_all(bytes),
+        };
+        written.map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        self.unregister();
+        Ok(())
     }
 
     /// Removes the file from the list of files to remove at an early end. Returns true if the file was in the
@@ -149,6 +151,18 @@ impl Drop for OutputTarget {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Replaces the content of a regular file that has `length` bytes. First writes what lies behind the earlier content, because only
+/// that needs room on the disk. If there is none, the file keeps the earlier content.
+fn replace(file: &File, length: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let (within, behind) = bytes.split_at(bytes.len().min(length as usize));
+    if let Err(error) = file.write_all_at(behind, length) {
+        file.set_len(length)?;
+        return Err(error);
+    }
+    file.write_all_at(within, 0)?;
+    file.set_len(bytes.len() as u64)
 }
 
 /// Writes to standard output. A closed pipe (as with `| head`) counts as success, because the reader needs no
