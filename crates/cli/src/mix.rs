@@ -13,13 +13,14 @@ use anyhow::Context;
 use inlane_core::Error;
 use inlane_core::error::with_causes;
 use inlane_mix::kinds::{KINDS, OF_ALL};
-use inlane_mix::observation::{Cut, Observation};
+use inlane_mix::observation::Cut;
 use inlane_mix::result::MixResult;
 use inlane_mix::scenario::LoadSpec;
 use inlane_mix::text::Loads;
 use inlane_mix::{Draft, Plan, Scenario, Session};
 use inlane_result::Document;
 use live::Live;
+use resume::Earlier;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -168,8 +169,8 @@ impl Mix {
         self.check_privileges(&sessions)?;
         let plan = self.plan();
         let earlier = match &self.resume {
-            Some(file) => resume::observations(file, &sessions[0].1, &plan)?,
-            None => Vec::new(),
+            Some(file) => Some(Earlier::read(file, &sessions[0].1, &plan)?),
+            None => None,
         };
         let output = Output::open(self.json.as_deref(), None, self.svg.as_deref())?;
         let interrupted = Arc::new(AtomicBool::new(false));
@@ -189,7 +190,7 @@ impl Mix {
                 .warnings
                 .iter()
                 .for_each(|warning| crate::print_to_stderr(format_args!("inlane: warning: {warning}")));
-            let mut row = match self.measure(scenario, &plan, earlier.clone(), &interrupted) {
+            let mut row = match self.measure(scenario, &plan, earlier.as_ref(), &interrupted) {
                 Ok(row) => row,
                 Err(error) if sessions.len() > 1 => {
                     let row = MixResult::failed(scenario, &plan, with_causes(error.as_ref()));
@@ -210,10 +211,14 @@ impl Mix {
         &self,
         scenario: &Scenario,
         plan: &Plan,
-        earlier: Vec<Observation>,
+        earlier: Option<&Earlier>,
         interrupted: &AtomicBool,
     ) -> anyhow::Result<MixResult> {
         let session = Session::open(scenario, self.keep_privileges)?;
+        let earlier = match earlier {
+            Some(earlier) => earlier.observations(&session.loads(), &session.phases(plan))?,
+            None => Vec::new(),
+        };
         let mut live = Live::new(plan.limit);
         let measured = session.measure(plan, earlier, interrupted, &mut |progress| live.show(&progress));
         live.end();

@@ -210,6 +210,40 @@ fn a_full_disk_keeps_the_session_that_is_continued() {
 }
 
 #[test]
+fn results_that_do_not_fit_are_not_continued() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("mix.json");
+    let name = json.to_str().unwrap();
+    let load = ["--load", "cpu cores=0"];
+    let output = inlane(&[&load[..], &SHORT, &["--json", name]].concat());
+    assert!(output.status.success(), "{}", errors(&output));
+    let text = std::fs::read_to_string(&json).unwrap();
+    let refused = |text: &str, flags: &[&str], why: &str| {
+        std::fs::write(&json, text).unwrap();
+        let output = inlane(&[&load[..], flags, &["--resume", name]].concat());
+        assert_eq!(output.status.code(), Some(2), "{why}: {}", errors(&output));
+        assert!(errors(&output).contains(why), "{why}: {}", errors(&output));
+    };
+    refused(&text[..text.len() / 2], &SHORT, "it is cut off");
+    refused("", &SHORT, "it is not JSON");
+    refused(&text, &["--duration", "50ms", "--settle", "30ms"], "settled for another time");
+    let changed = |change: fn(&mut Value)| {
+        let mut document: Value = serde_json::from_str(&text).unwrap();
+        change(&mut document["results"][0]);
+        document.to_string()
+    };
+    let unfit = "its observations are not those of such a session";
+    refused(&changed(|row| row["observations"][0]["block"] = json!(1_000_000_000)), &SHORT, unfit);
+    refused(&changed(|row| row["observations"][0]["block"] = json!(u64::MAX)), &SHORT, unfit);
+    let phase = |row: &mut Value| row["observations"][0]["phase"] = json!({ "alone": { "load": 99 } });
+    refused(&changed(phase), &SHORT, unfit);
+    let rate = |row: &mut Value| row["observations"][0]["loads"][0]["operations_per_second"] = json!(-1.0);
+    refused(&changed(rate), &SHORT, unfit);
+    let name = |row: &mut Value| row["loads"][0]["name"] = json!("other");
+    refused(&changed(name), &SHORT, "loads in its session were others");
+}
+
+#[test]
 fn a_sweep_has_a_row_for_each_value() {
     let loads = ["--load", "memory name=reads operation=read buffer=1M", "--sweep", "reads.size=4K,64K"];
     let output = inlane(&[&loads[..], &SHORT, &["--json", "-"]].concat());

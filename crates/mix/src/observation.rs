@@ -177,7 +177,8 @@ pub struct Observation {
     /// The block in which it was measured. Each block has every phase, in random order. Some phases are in it twice, which
     /// shows whether equal phases give equal rates.
     pub block: usize,
-    /// When it began, in nanoseconds since the start of the loads.
+    /// When it began, in nanoseconds since the start of the loads. In a continued session, since the start of the first one, and
+    /// the pauses between the sessions do not count.
     pub at_ns: u64,
     /// How long it lasted, without the time for the rates to settle. Shorter than the phase if a load paused: only the longest
     /// part with steady rates counts then.

@@ -110,8 +110,15 @@ impl Session {
         self.opened.iter().map(|one| one.loaded.clone()).collect()
     }
 
-    /// Measures. `earlier` are the observations of a session with the same loads that this one continues. `interrupted`
-    /// ends the session when it becomes true. `watch` is called before each phase.
+    /// Returns the phases of a block. The observations of a session that this one can continue have no others.
+    pub fn phases(&self, plan: &Plan) -> Vec<Phase> {
+        let beside: Vec<Vec<usize>> = self.opened.iter().map(|one| one.beside.clone()).collect();
+        phases::of_block(&self.loads(), self.users, &beside, &plan.shares)
+    }
+
+    /// Measures. `earlier` are the observations of a session with the same loads and phases that this one continues, or none.
+    /// If they are precise enough already, none are added. `interrupted` ends the session when it becomes true. `watch` is called
+    /// before each phase.
     ///
     /// # Errors
     /// If a load fails before all have started. Later failures are in the result, with what was measured before.
@@ -123,7 +130,7 @@ impl Session {
         watch: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Measured, Error> {
         let began = Instant::now();
-        let beside: Vec<Vec<usize>> = self.opened.iter().map(|one| one.beside.clone()).collect();
+        let phases = self.phases(plan);
         let mut loads = RunningLoads::start(self.opened)?;
         let mut measured = Measured {
             loads: loads.loaded.clone(),
@@ -144,12 +151,14 @@ impl Session {
                 return Err(failed(&measured.loads[end.load].name, why));
             }
         }
-        let phases = phases::of_block(&measured.loads, self.users, &beside, &plan.shares);
+        let ends = measured.observations.iter().map(|it| it.at_ns.saturating_add(it.duration_ns));
+        let earlier_ns = ends.max().unwrap_or(0);
         let mut run = Run {
             plan,
             interrupted,
             watch,
             began,
+            earlier_ns,
             loads,
             alone: Vec::new(),
             together: Vec::new(),
@@ -175,6 +184,8 @@ struct Run<'a> {
     interrupted: &'a AtomicBool,
     watch: &'a mut dyn FnMut(Progress<'_>),
     began: Instant,
+    /// When the last observation of the earlier session ended. The times of this one's observations continue from there.
+    earlier_ns: u64,
     loads: RunningLoads,
     /// Operations per second of each load alone, before the first block.
     alone: Vec<f64>,
@@ -188,6 +199,10 @@ struct Run<'a> {
 impl Run<'_> {
     fn all(&mut self, mut phases: Vec<Phase>) -> Result<(), Cut> {
         self.measured.idle = self.idle()?;
+        let seen = statistics::phases(&self.measured.observations);
+        if phases.iter().all(|phase| seen.contains(phase)) && !self.needs_more() {
+            return Ok(());
+        }
         self.find_references()?;
         let first = self.measured.observations.iter().map(|it| it.block + 1).max().unwrap_or(0);
         for block in first.. {
@@ -217,7 +232,7 @@ impl Run<'_> {
                 self.dead.iter().all(|dead| phase.level(*dead, self.measured.users) == Level::Parked)
             };
             phases.retain(runs);
-            if !statistics::more_repeats_needed(&self.measured, self.plan.precision / 2.0) {
+            if !self.needs_more() {
                 return Ok(());
             }
             if self.is_over() {
@@ -225,6 +240,10 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    fn needs_more(&self) -> bool {
+        statistics::more_repeats_needed(&self.measured, self.plan.precision / 2.0)
     }
 
     fn is_over(&self) -> bool {
@@ -343,7 +362,8 @@ impl Run<'_> {
         let of_load = |(load, loaded)| rate(loaded, first, last, load);
         let loads: Vec<LoadRate> = self.measured.loads.iter().enumerate().map(of_load).collect();
         let (duration_ns, void) = (last.at_ns - first.at_ns, counts.err());
-        Ok(Observation { phase, block, at_ns: first.at_ns, duration_ns, loads, signals, void })
+        let at_ns = first.at_ns.saturating_add(self.earlier_ns);
+        Ok(Observation { phase, block, at_ns, duration_ns, loads, signals, void })
     }
 
     /// Decides whether the session goes on: if an antagonist has ended, it does.

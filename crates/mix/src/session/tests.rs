@@ -188,6 +188,38 @@ fn an_interruption_keeps_what_was_measured() {
     let measured = session.measure(&short(), earlier, &AtomicBool::new(false), &mut |_| {}).unwrap();
     assert_eq!(measured.observations[2].block, 0);
     assert_eq!(measured.observations[3].block, 1, "a continued session goes on with another block");
+    let times: Vec<u64> = measured.observations.iter().map(|observation| observation.at_ns).collect();
+    assert!(times.is_sorted(), "times go on, too: {times:?}");
+}
+
+#[test]
+fn a_session_that_is_complete_measures_nothing_more() {
+    let session = opened(&["cpu"]);
+    let loads = session.loads().len();
+    let rate = LoadRate { operations_per_second: 5.0, ..LoadRate::default() };
+    let observation = |phase, block| Observation {
+        phase,
+        block,
+        at_ns: 0,
+        duration_ns: 1,
+        loads: vec![rate; loads],
+        signals: Default::default(),
+        void: None,
+    };
+    let mut phases = session.phases(&short());
+    let of_blocks = |phases: &[Phase]| -> Vec<Observation> {
+        (0..3).flat_map(|block| phases.iter().map(move |phase| observation(*phase, block))).collect()
+    };
+    let complete = of_blocks(&phases);
+    let go_on = |session: Session, earlier| {
+        session.measure(&short(), earlier, &AtomicBool::new(false), &mut |_| {}).unwrap()
+    };
+    let measured = go_on(session, complete.clone());
+    assert_eq!((measured.cut, measured.observations), (None, complete));
+    phases.retain(|phase| *phase != Phase::Alone { load: 0 });
+    let without = of_blocks(&phases);
+    let measured = go_on(opened(&["cpu"]), without.clone());
+    assert!(measured.observations.len() > without.len(), "a phase was never measured");
 }
 
 /// A thread whose port blocks in system calls counts the time as work, but does not run meanwhile.
