@@ -4,15 +4,14 @@ mod gate;
 mod receive;
 mod request;
 
-use super::protocol::{Features, NbdRequest};
+use super::protocol::NbdRequest;
 use super::result::Counters;
 use gate::Pass;
-use inlane_nvme::initiator::Submission;
-use inlane_nvme::initiator::{Buffer, Session};
+use inlane_nvme::initiator::{Buffer, Session, Submission};
 use inlane_nvme::input::Input;
 use inlane_nvme::{Error, Result};
 use receive::Reading;
-use request::{Active, Parts, release};
+use request::{Active, Parts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, sendmsg};
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +36,7 @@ const SHORT_TICK: Duration = Duration::from_millis(5);
 
 /// A reply or a part of a reply.
 enum Output {
-    Header(Vec<u8>),
+    Header([u8; 16]),
     /// A range of a buffer.
     Data(Buffer, Range<usize>),
 }
@@ -55,7 +54,6 @@ pub(super) struct Client<'a> {
     /// The client's socket.
     stream: File,
     session: Session,
-    features: Features,
     counters: &'a Counters,
     pass: Pass<'a>,
     /// A request that writes, and cannot pass the gate yet. Further requests are read after it has passed.
@@ -78,17 +76,10 @@ pub(super) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(
-        stream: File,
-        session: Session,
-        features: Features,
-        counters: &'a Counters,
-        gate: &'a Gate,
-    ) -> Self {
+    pub(super) fn new(stream: File, session: Session, counters: &'a Counters, gate: &'a Gate) -> Self {
         Self {
             stream,
             session,
-            features,
             counters,
             pass: Pass::new(gate),
             blocked: None,
@@ -220,8 +211,7 @@ impl<'a> Client<'a> {
                         bytes -= rest;
                         self.sent = 0;
                         if let Some(Output::Data(buffer, _)) = self.output.pop_front() {
-                            self.held -= buffer.len();
-                            release(&mut self.spare, buffer);
+                            self.release(Some(buffer));
                         }
                     }
                 }

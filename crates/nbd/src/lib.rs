@@ -4,10 +4,9 @@
 //! NBD client ==unix socket or TCP== thread of the client: [ Wire | requests | Session ] ==NVMe/TCP== target
 //! ```
 //!
-//! The server offers the fixed newstyle negotiation, simple and structured replies, and the metadata context
-//! `base:allocation`. In this context, all blocks count as allocated. The server offers flush, FUA, trim and
-//! write zeroes if the namespace supports them. An invalid request is answered with an error. A client that
-//! violates the protocol is disconnected.
+//! The server offers the fixed newstyle negotiation, simple replies, flush and FUA. It offers trim and write zeroes
+//! if the namespace supports them. An invalid request is answered with an error. A client that violates the
+//! protocol is disconnected.
 //!
 //! Source: the NBD protocol, <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
@@ -22,7 +21,6 @@ mod result;
 mod tests;
 
 pub use listen::{ListenAddress, Server};
-pub use protocol::parse_request;
 pub use result::ExportResult;
 
 /// Where the server listens.

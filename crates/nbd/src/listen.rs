@@ -1,12 +1,14 @@
 //! The NBD server: listens on a TCP address or a UNIX socket, and starts a thread for each client.
 
 use super::client;
+use super::negotiation::{Export, negotiate};
 use super::result::{Counters, ExportResult};
 use crate::LISTEN;
 use inlane_nvme::initiator::{NamespaceInfo, Session, SessionOptions};
 use inlane_nvme::{Error, Result};
-use rustix::io::ioctl_fionbio;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -16,7 +18,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long the server waits for the next bytes of a client that negotiates.
@@ -66,56 +69,23 @@ impl fmt::Display for ListenAddress {
 
 #[derive(Debug)]
 enum Listener {
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener),
     Tcp(TcpListener),
 }
 
 impl Listener {
-    /// Accepts a client. Returns its socket.
-    fn accept(&self) -> io::Result<File> {
-        let socket: OwnedFd = match self {
-            Listener::Unix(listener, _) => listener.accept()?.0.into(),
-            Listener::Tcp(listener) => {
-                let (socket, _) = listener.accept()?;
-                // A client that has gone meanwhile is found when it is served.
-                let _ = socket.set_nodelay(true);
-                socket.into()
-            }
-        };
-        Ok(socket.into())
+    fn accept(&self) -> io::Result<OwnedFd> {
+        Ok(match self {
+            Listener::Unix(listener) => listener.accept()?.0.into(),
+            Listener::Tcp(listener) => listener.accept()?.0.into(),
+        })
     }
-}
 
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    fn socket(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix(listener, _) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
             Listener::Tcp(listener) => listener.as_fd(),
         }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Listener::Unix(_, path) = self {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// A client's place among the clients that are counted. Ends when it is dropped.
-struct Place<'a>(&'a AtomicUsize);
-
-impl<'a> Place<'a> {
-    fn take(clients: &'a AtomicUsize) -> Self {
-        clients.fetch_add(1, Ordering::Relaxed);
-        Self(clients)
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -123,6 +93,7 @@ impl Drop for Place<'_> {
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
+    address: ListenAddress,
     options: SessionOptions,
     /// The namespace as it was when the server started. All clients must get this one.
     namespace: NamespaceInfo,
@@ -162,11 +133,11 @@ impl Server {
             };
             Error::with_remedy(format!("cannot listen on {address}"), source, remedy)
         };
-        let listener = match address {
+        let (listener, address) = match address {
             ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).map_err(failed)?;
-                listener.set_nonblocking(true).map_err(failed)?;
-                Listener::Tcp(listener)
+                let address = listener.local_addr().map_err(failed)?;
+                (Listener::Tcp(listener), ListenAddress::Tcp(address))
             }
             ListenAddress::Unix(path) => {
                 let found = std::fs::metadata(path);
@@ -178,24 +149,17 @@ impl Server {
                 if is_socket && UnixStream::connect(path).is_err() {
                     let _ = std::fs::remove_file(path);
                 }
-                let listener = UnixListener::bind(path).map_err(failed)?;
-                listener.set_nonblocking(true).map_err(failed)?;
-                Listener::Unix(listener, path.clone())
+                (Listener::Unix(UnixListener::bind(path).map_err(failed)?), address.clone())
             }
         };
-        Ok(Self { listener, options, namespace, counters: Counters::default(), gate: Default::default() })
+        ioctl_fionbio(listener.socket(), true).map_err(|error| failed(error.into()))?;
+        let (counters, gate) = (Counters::default(), client::Gate::default());
+        Ok(Self { listener, address, options, namespace, counters, gate })
     }
 
     /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen port.
-    ///
-    /// # Errors
-    /// If the socket has no address.
-    pub fn address(&self) -> Result<ListenAddress> {
-        let failed = |source| Error::Os { what: "cannot read the socket's address".into(), source };
-        Ok(match &self.listener {
-            Listener::Unix(_, path) => ListenAddress::Unix(path.clone()),
-            Listener::Tcp(listener) => ListenAddress::Tcp(listener.local_addr().map_err(failed)?),
-        })
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
     }
 
     /// Returns the exported namespace, as it was when the server started.
@@ -204,64 +168,56 @@ impl Server {
     }
 
     /// Returns the server's counters and address.
-    ///
-    /// # Errors
-    /// If the socket has no address.
-    pub fn result(&self) -> Result<ExportResult> {
-        let address = self.address()?.to_string();
-        Ok(self.counters.result(address, &self.options.connect.subsystem, &self.namespace))
+    pub fn result(&self) -> ExportResult {
+        self.counters.result(self.address.to_string(), &self.options.connect.subsystem, &self.namespace)
     }
 
     /// Serves clients until `stop` is set. Calls `log` when a client ends with an error.
-    ///
-    /// # Errors
-    /// If the listener fails.
-    pub fn run(&self, stop: &AtomicBool, log: &(dyn Fn(&str) + Sync)) -> Result<()> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let clients = AtomicUsize::new(0);
-        let clients = &clients;
+    pub fn run(&self, stop: &AtomicBool, log: &(dyn Fn(&str) + Sync)) {
+        // The thread of each client holds a reference.
+        let places = Arc::new(());
         std::thread::scope(|scope| {
             while !stop.load(Ordering::Relaxed) {
                 let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
-                let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&tick));
+                let _ =
+                    poll(&mut [PollFd::from_borrowed_fd(self.listener.socket(), PollFlags::IN)], Some(&tick));
                 let stream = match self.listener.accept() {
                     Ok(stream) => stream,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                     Err(error) => {
                         // The process may be out of file descriptors. Wait for clients to end and release
                         // some.
-                        if error.kind() != io::ErrorKind::WouldBlock {
-                            log(&format!("cannot accept an NBD client: {error}"));
-                            std::thread::sleep(TICK);
-                        }
+                        log(&format!("cannot accept an NBD client: {error}"));
+                        std::thread::sleep(TICK);
                         continue;
                     }
                 };
-                let place = Place::take(clients);
-                if clients.load(Ordering::Relaxed) > MAX_CLIENTS {
+                if Arc::strong_count(&places) > MAX_CLIENTS {
                     self.counters.refused_clients.fetch_add(1, Ordering::Relaxed);
                     log(&format!("an NBD client was refused: {MAX_CLIENTS} are connected"));
                     continue;
                 }
                 self.counters.clients.fetch_add(1, Ordering::Relaxed);
+                let place = places.clone();
                 let serve = move || {
                     let _place = place;
-                    if let Err(error) = self.serve(stream, stop) {
+                    if let Err(error) = self.serve(stream.into(), stop) {
                         log(&format!("an NBD client was disconnected: {error}"));
                     }
                 };
-                if let Err(error) =
-                    std::thread::Builder::new().name("inlane-nbd".into()).spawn_scoped(scope, serve)
-                {
+                let thread = std::thread::Builder::new().name("inlane-nbd".into());
+                if let Err(error) = thread.spawn_scoped(scope, serve) {
                     log(&format!("an NBD client was refused: cannot start a thread: {error}"));
                 }
             }
         });
-        Ok(())
     }
 
     fn serve(&self, mut stream: File, stop: &AtomicBool) -> Result<()> {
-        let failed = |error: rustix::io::Errno| client::lost(error.into());
-        ioctl_fionbio(&stream, false).map_err(failed)?;
+        let failed = |error: Errno| client::lost(error.into());
+        if matches!(self.address, ListenAddress::Tcp(_)) {
+            set_tcp_nodelay(&stream, true).map_err(failed)?;
+        }
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&stream, direction, Some(NEGOTIATION)).map_err(failed)?;
         }
@@ -272,20 +228,21 @@ impl Server {
             let why = format!("{why}. Start the export again to serve it");
             Error::Disconnected { peer: session.path().to_string(), why, source: None }
         })?;
-        let export = super::negotiation::Export {
-            namespace: session.namespace(),
-            name: &self.options.connect.subsystem,
-        };
-        match super::negotiation::negotiate(&mut stream, &export) {
-            Ok(Some(features)) => {
-                ioctl_fionbio(&stream, true).map_err(failed)?;
-                client::Client::new(stream, session, features, &self.counters, &self.gate).serve(stop)
-            }
-            Ok(None) => {
-                session.close();
-                Ok(())
-            }
-            Err(source) => Err(Error::Os { what: "the negotiation failed".into(), source }),
+        let export = Export { namespace: session.namespace(), name: &self.options.connect.subsystem };
+        let negotiated = negotiate(&mut stream, &export);
+        if !negotiated.map_err(|source| Error::Os { what: "the negotiation failed".into(), source })? {
+            session.close();
+            return Ok(());
+        }
+        ioctl_fionbio(&stream, true).map_err(failed)?;
+        client::Client::new(stream, session, &self.counters, &self.gate).serve(stop)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let ListenAddress::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
         }
     }
 }

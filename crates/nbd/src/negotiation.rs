@@ -1,6 +1,6 @@
 //! The NBD negotiation: answers a client's options until the client chooses the export.
 
-use super::protocol::{ALLOCATION, Features, INIT_MAGIC, MAX_DATA, OPTION_MAGIC, OPTION_REPLY_MAGIC, export};
+use super::protocol::{INIT_MAGIC, MAX_DATA, OPTION_MAGIC, OPTION_REPLY_MAGIC, export};
 use inlane_nvme::initiator::NamespaceInfo;
 use std::io::{self, Read, Write};
 
@@ -16,23 +16,16 @@ mod option {
     pub const LIST: u32 = 3;
     pub const INFO: u32 = 6;
     pub const GO: u32 = 7;
-    pub const STRUCTURED_REPLY: u32 = 8;
-    pub const LIST_META_CONTEXT: u32 = 9;
-    pub const SET_META_CONTEXT: u32 = 10;
 }
 
 mod answer {
     pub const ACK: u32 = 1;
     pub const SERVER: u32 = 2;
     pub const INFO: u32 = 3;
-    pub const META_CONTEXT: u32 = 4;
     pub const UNSUPPORTED: u32 = 1 << 31 | 1;
     pub const INVALID: u32 = 1 << 31 | 3;
     pub const UNKNOWN: u32 = 1 << 31 | 6;
 }
-
-/// The metadata context that says which blocks are allocated.
-const CONTEXT: &[u8] = b"base:allocation";
 
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
@@ -47,11 +40,8 @@ pub(super) struct Export<'a> {
 }
 
 impl Export<'_> {
-    fn flags(&self, features: Features) -> u16 {
+    fn flags(&self) -> u16 {
         let mut flags = export::HAS_FLAGS | export::FLUSH | export::FUA | export::MULTI_CONN;
-        if features.structured {
-            flags |= export::DONT_FRAGMENT;
-        }
         if self.namespace.read_only {
             flags |= export::READ_ONLY;
         } else {
@@ -66,10 +56,10 @@ impl Export<'_> {
     }
 
     /// Returns the size of the export and its transmission flags in the form that answers contain.
-    fn size_and_flags(&self, features: Features) -> [u8; 10] {
+    fn size_and_flags(&self) -> [u8; 10] {
         let mut bytes = [0; 10];
         bytes[..8].copy_from_slice(&self.namespace.bytes().to_be_bytes());
-        bytes[8..].copy_from_slice(&self.flags(features).to_be_bytes());
+        bytes[8..].copy_from_slice(&self.flags().to_be_bytes());
         bytes
     }
 
@@ -78,15 +68,11 @@ impl Export<'_> {
     }
 }
 
-/// Negotiates until the client chooses the export. Returns the negotiated features, or `None` if the client
-/// aborts the negotiation.
+/// Negotiates until the client chooses the export. Returns false if the client aborts the negotiation.
 ///
 /// # Errors
 /// If the client violates the protocol, or the connection fails.
-pub(super) fn negotiate<S: Read + Write>(
-    stream: &mut S,
-    export: &Export<'_>,
-) -> io::Result<Option<Features>> {
+pub(super) fn negotiate<S: Read + Write>(stream: &mut S, export: &Export<'_>) -> io::Result<bool> {
     let mut hello = [0; 18];
     hello[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
     hello[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -96,7 +82,6 @@ pub(super) fn negotiate<S: Read + Write>(
     if client_flags & !u32::from(FIXED_NEWSTYLE | NO_ZEROES) != 0 {
         return Err(violation("unknown client flags"));
     }
-    let mut features = Features::default();
     let no_zeroes = client_flags & u32::from(NO_ZEROES) != 0;
     loop {
         if u64::from_be_bytes(take(stream)?) != OPTION_MAGIC {
@@ -114,16 +99,16 @@ pub(super) fn negotiate<S: Read + Write>(
                 if !export.is_named(&data) {
                     return Err(violation("an unknown export name"));
                 }
-                stream.write_all(&export.size_and_flags(features))?;
+                stream.write_all(&export.size_and_flags())?;
                 if !no_zeroes {
                     stream.write_all(&[0; 124])?;
                 }
-                return Ok(Some(features));
+                return Ok(true);
             }
             option::ABORT => {
                 // Ignore a failure to answer, because the client may have closed the connection already.
                 let _ = answer(stream, option, answer::ACK, &[]);
-                return Ok(None);
+                return Ok(false);
             }
             option::LIST if !data.is_empty() => answer(stream, option, answer::INVALID, &[])?,
             option::LIST => {
@@ -142,7 +127,7 @@ pub(super) fn negotiate<S: Read + Write>(
                     continue;
                 }
                 let mut info = INFO_EXPORT.to_be_bytes().to_vec();
-                info.extend_from_slice(&export.size_and_flags(features));
+                info.extend_from_slice(&export.size_and_flags());
                 answer(stream, option, answer::INFO, &info)?;
                 let preferred = export.namespace.block_bytes.max(4096);
                 let mut info = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
@@ -152,38 +137,8 @@ pub(super) fn negotiate<S: Read + Write>(
                 answer(stream, option, answer::INFO, &info)?;
                 answer(stream, option, answer::ACK, &[])?;
                 if option == option::GO {
-                    return Ok(Some(features));
+                    return Ok(true);
                 }
-            }
-            option::STRUCTURED_REPLY if !data.is_empty() => answer(stream, option, answer::INVALID, &[])?,
-            option::STRUCTURED_REPLY => {
-                features.structured = true;
-                answer(stream, option, answer::ACK, &[])?;
-            }
-            option::SET_META_CONTEXT if !features.structured => answer(stream, option, answer::INVALID, &[])?,
-            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
-                let set = option == option::SET_META_CONTEXT;
-                // A new SET_META_CONTEXT clears the contexts that earlier requests of this kind selected,
-                // even if the new request is invalid.
-                features.allocation &= !set;
-                let Some((name, queries)) = queries_of(&data) else {
-                    answer(stream, option, answer::INVALID, &[])?;
-                    continue;
-                };
-                if !export.is_named(name) {
-                    answer(stream, option, answer::UNKNOWN, &[])?;
-                    continue;
-                }
-                // LIST without a query lists all contexts. LIST with the query "base:" lists all contexts
-                // whose names begin with "base:". SET selects a context only by its full name.
-                let wanted = queries.contains(&CONTEXT)
-                    || !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
-                if wanted {
-                    let id = if set { ALLOCATION } else { 0 };
-                    answer(stream, option, answer::META_CONTEXT, &[&id.to_be_bytes(), CONTEXT].concat())?;
-                    features.allocation |= set;
-                }
-                answer(stream, option, answer::ACK, &[])?;
             }
             _ => answer(stream, option, answer::UNSUPPORTED, &[])?,
         }
@@ -196,24 +151,6 @@ fn name_of(data: &[u8]) -> Option<&[u8]> {
     let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
     let (count, requests) = rest.split_first_chunk::<2>()?;
     (requests.len() == usize::from(u16::from_be_bytes(*count)) * 2).then_some(name)
-}
-
-/// Returns the export name and the queries in the data of LIST_META_CONTEXT or SET_META_CONTEXT, or `None` if
-/// the data is malformed.
-fn queries_of(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
-    fn text(data: &[u8]) -> Option<(&[u8], &[u8])> {
-        let (len, rest) = data.split_first_chunk::<4>()?;
-        rest.split_at_checked(u32::from_be_bytes(*len) as usize)
-    }
-    let (name, rest) = text(data)?;
-    let (count, mut rest) = rest.split_first_chunk::<4>()?;
-    let mut queries = Vec::new();
-    for _ in 0..u32::from_be_bytes(*count) {
-        let (query, more) = text(rest)?;
-        queries.push(query);
-        rest = more;
-    }
-    rest.is_empty().then_some((name, queries))
 }
 
 fn answer<S: Write>(stream: &mut S, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {

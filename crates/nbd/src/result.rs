@@ -1,6 +1,6 @@
 //! The counters of an NBD server, and the row for them in the result document.
 
-use super::protocol::RequestType;
+use super::protocol::{NbdRequest, request as kind};
 use inlane_nvme::initiator::NamespaceInfo;
 use inlane_result::{Cell, Quantity, Row, phrase};
 use schemars::JsonSchema;
@@ -22,16 +22,16 @@ pub(super) struct Counters {
 
 impl Counters {
     /// Counts a request that was answered.
-    pub(super) fn count(&self, kind: RequestType, bytes: u32, error: bool) {
-        let (operations, transferred) = match kind {
-            _ if error => (&self.errors, None),
-            RequestType::Read => (&self.reads, Some(&self.read_bytes)),
-            RequestType::Write => (&self.writes, Some(&self.written_bytes)),
+    pub(super) fn count(&self, request: &NbdRequest, error: u32) {
+        let (operations, transferred) = match request.kind.get() {
+            _ if error != 0 => (&self.errors, None),
+            kind::READ => (&self.reads, Some(&self.read_bytes)),
+            kind::WRITE => (&self.writes, Some(&self.written_bytes)),
             _ => (&self.others, None),
         };
         operations.fetch_add(1, Relaxed);
         if let Some(transferred) = transferred {
-            transferred.fetch_add(bytes.into(), Relaxed);
+            transferred.fetch_add(request.length.get().into(), Relaxed);
         }
     }
 
@@ -76,8 +76,7 @@ pub struct ExportResult {
     pub writes: u64,
     /// The number of bytes that successful writes stored.
     pub written_bytes: u64,
-    /// The number of successful requests of other kinds: flushes, trims, zeroed ranges and queries of block
-    /// states.
+    /// The number of successful requests of other kinds: flushes, trims and zeroed ranges.
     pub other_requests: u64,
     /// The number of requests that were answered with an error.
     pub errors: u64,

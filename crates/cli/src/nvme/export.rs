@@ -49,7 +49,7 @@ impl Export {
     /// Serves clients until a signal arrives.
     ///
     /// # Errors
-    /// If the namespace cannot be accessed or the listener fails.
+    /// If the namespace cannot be accessed, or the server cannot listen.
     pub fn run(&self) -> anyhow::Result<()> {
         let Protocol::Nbd(nbd) = &self.protocol;
         nbd.run()
@@ -69,11 +69,11 @@ impl Nbd {
             namespace.nsid,
             options.connect.subsystem,
             namespace.bytes(),
-            server.address()?,
+            server.address(),
         ));
-        server.run(stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")))?;
+        server.run(stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")));
         let mut document = Document::<ExportResult>::new("nvme export nbd");
-        document.results = vec![server.result()?];
+        document.results = vec![server.result()];
         output.write(
             &mut document,
             |out, document| out.write_all(inlane_report::text(document).as_bytes()),

@@ -73,26 +73,23 @@ fn an_export_that_ends_reports_what_it_served() {
     let (mut export, _) = start(&arguments, "is exported");
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    // Negotiate structured replies and choose the export. Then read the first 512 bytes of the namespace, and
-    // 512 bytes past its end.
-    stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 8, 0, 0, 0, 0]].concat()).unwrap();
-    stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
+    // Choose the export. Then read the first 512 bytes of the namespace, and 512 bytes past its end.
+    stream.write_all(&[&3_u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
     let request = |offset: u64| {
         let words = [&0x2560_9513_u32.to_be_bytes()[..], &[0, 0, 0, 0], &7_u64.to_be_bytes()];
         [words.concat(), offset.to_be_bytes().to_vec(), 512_u32.to_be_bytes().to_vec()].concat()
     };
     stream.write_all(&[request(0), request(1 << 20)].concat()).unwrap();
-    let mut received = vec![0; 18 + 20 + 10 + 28 + 512 + 26];
+    let mut received = vec![0; 18 + 10 + 16 + 512 + 16];
     stream.read_exact(&mut received).unwrap();
-    // The two replies may come in any order. Bytes 6 and 7 are a reply's type: 1 is OFFSET_DATA, 8001h ERROR.
-    let replies = &received[48..];
-    let first_is_error = replies[6] == 0x80;
-    let error = if first_is_error { &replies[..26] } else { &replies[540..] };
-    assert_eq!(error[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1]);
-    assert_eq!(error[16..], [0, 0, 0, 6, 0, 0, 0, 22, 0, 0]);
-    let data = if first_is_error { &replies[26..] } else { &replies[..540] };
-    assert_eq!(data[4..8], [0, 1, 0, 1]);
-    assert!(data[28..].iter().all(|byte| *byte == 0));
+    // The two replies may come in any order. Bytes 4 to 7 are a reply's error number: 22 is EINVAL.
+    let replies = &received[28..];
+    let first_is_error = replies[7] == 22;
+    let error = if first_is_error { &replies[..16] } else { &replies[528..] };
+    assert_eq!(error, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22, 0, 0, 0, 0, 0, 0, 0, 7]);
+    let data = if first_is_error { &replies[16..] } else { &replies[..528] };
+    assert_eq!(data[4..8], [0; 4]);
+    assert!(data[16..].iter().all(|byte| *byte == 0));
     drop(stream);
     signal(&export.0, libc::SIGTERM);
     assert_eq!(export.0.wait().unwrap().code(), Some(0));

@@ -2,10 +2,11 @@
 
 use super::request::{Part, Parts};
 use super::{Client, lost};
-use crate::protocol::{NbdRequest, REQUEST, parse_request};
+use crate::protocol::{NbdRequest, REQUEST_MAGIC};
 use inlane_nvme::Result;
 use inlane_nvme::initiator::Buffer;
 use std::io::{ErrorKind, Read};
+use zerocopy::FromBytes;
 
 /// What the server reads next from the client: a request, the data of a write, or data to discard.
 pub(super) enum Reading {
@@ -51,7 +52,7 @@ impl Client<'_> {
     /// Begins requests that had already arrived when a limit paused the reading. Returns true if there were
     /// any.
     pub(super) fn parse_rest(&mut self) -> Result<bool> {
-        if !matches!(self.reading, Reading::Request) || self.input.bytes().len() < REQUEST {
+        if !matches!(self.reading, Reading::Request) || self.input.bytes().len() < size_of::<NbdRequest>() {
             return Ok(false);
         }
         self.parse().map(|()| true)
@@ -67,12 +68,13 @@ impl Client<'_> {
                 // thousands of requests of 32 MiB each.
                 Reading::Request if full => return Ok(()),
                 Reading::Request => {
-                    let Some(bytes) = self.input.bytes().first_chunk::<REQUEST>() else { return Ok(()) };
-                    let Some(request) = parse_request(bytes) else {
+                    let request = NbdRequest::read_from_prefix(self.input.bytes());
+                    let Ok((request, _)) = request else { return Ok(()) };
+                    if request.magic != REQUEST_MAGIC {
                         let text = "a request without its magic number";
                         return Err(lost(std::io::Error::new(ErrorKind::InvalidData, text)));
-                    };
-                    self.input.consume(REQUEST);
+                    }
+                    self.input.consume(size_of::<NbdRequest>());
                     self.begin(request)?;
                     if self.closing {
                         return Ok(());
@@ -111,7 +113,7 @@ impl Client<'_> {
 }
 
 /// Returns the memory for the bytes of a part that have not arrived, if `at` bytes have.
-fn missing((part, buffer): &mut (Part, Option<Buffer>), at: usize) -> &mut [u8] {
+fn missing((buffer, part): &mut (Option<Buffer>, Part), at: usize) -> &mut [u8] {
     let buffer = buffer.as_mut().expect("a buffer for the data");
     &mut buffer.bytes_mut()[part.data.start + at..part.data.end]
 }

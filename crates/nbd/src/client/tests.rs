@@ -41,7 +41,7 @@ fn requests_beyond_the_limits_wait_and_are_then_answered() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let (counters, gate) = (Counters::default(), Gate::default());
-    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
+    let mut client = Client::new(socket(stream), session(&target), &counters, &gate);
     let kind = |cookie| if cookie % 3 == 0 { UNKNOWN } else { READ };
     let requests: Vec<u8> = (0..REQUESTS).flat_map(|cookie| request(kind(cookie), cookie, 4096)).collect();
     let mut rest = &requests[..];
@@ -97,7 +97,7 @@ fn the_server_does_not_wait_for_a_client_that_has_ended() {
     let (program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let (counters, gate) = (Counters::default(), Gate::default());
-    let mut client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
+    let mut client = Client::new(socket(stream), session(&target), &counters, &gate);
     assert_eq!(client.client_events(), PollFlags::IN);
     drop(program);
     assert!(client.receive().unwrap());
@@ -114,7 +114,7 @@ fn a_trim_with_fua_is_flushed() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let (counters, gate) = (Counters::default(), Gate::default());
-    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
+    let client = Client::new(socket(stream), session(&target), &counters, &gate);
     let mut trim = request(4, 1, 4096);
     trim[5] = 1;
     program.write_all(&trim).unwrap();
@@ -156,7 +156,7 @@ fn run(target: &Target, programs: &[&(dyn Fn(Program) + Sync)]) {
             let (program, stream) = UnixStream::pair().unwrap();
             program.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             stream.set_nonblocking(true).unwrap();
-            let client = Client::new(socket(stream), session(target), Features::default(), &counters, &gate);
+            let client = Client::new(socket(stream), session(target), &counters, &gate);
             scope.spawn(move || client.serve(&AtomicBool::new(false)).unwrap());
             scope.spawn(move || run(Program(program)));
         }
@@ -254,7 +254,7 @@ fn the_requests_of_a_client_that_violates_the_protocol_are_completed() {
     let (mut program, stream) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     let (counters, gate) = (Counters::default(), Gate::default());
-    let client = Client::new(socket(stream), session(&target), Features::default(), &counters, &gate);
+    let client = Client::new(socket(stream), session(&target), &counters, &gate);
     let writes = [request_at(WRITE, 1, 7, 3), vec![1, 2, 3], request_at(WRITE, 2, 10, 2), vec![4, 5]];
     program.write_all(&[writes.concat(), vec![0xEE; 28]].concat()).unwrap();
     let error = client.serve(&AtomicBool::new(false)).unwrap_err().to_string();
