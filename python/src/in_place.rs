@@ -1,6 +1,6 @@
 //! Receives packets in place: their memory as DLPack gives it to NumPy, PyTorch, JAX and others without a copy.
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Spare};
 use crate::receiver::{config, time};
 use crate::{LOOK_EVERY, exception, row};
 use inlane_core::Location;
@@ -15,13 +15,14 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-/// The memory of the packets, the offset of each packet in it, and the length of each packet.
-type Parts = (Memory, Buffer, Buffer);
+/// The memory of the packets, and two numbers for each packet: first the offsets of all packets in the memory, then all lengths.
+type Parts = (Memory, Buffer);
 
 /// Receives the packets of a port in place.
 #[pyclass]
 pub struct PlaceReceiver {
     receiver: InPlaceReceiver,
+    spare: Arc<Spare>,
 }
 
 #[pymethods]
@@ -44,21 +45,25 @@ impl PlaceReceiver {
         config.executor = executor(on, memory).map_err(|error| exception(&error))?;
         let settings = ReceiveSettings { frames, wait: time(wait, "wait")? };
         let receiver = InPlaceReceiver::start(config, settings).map_err(|error| exception(&error))?;
-        Ok(Self { receiver })
+        Ok(Self { receiver, spare: Arc::default() })
     }
 
     /// Returns the parts of the next packets, or None after the last ones.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Parts>> {
         loop {
-            let receiver = &mut self.receiver;
-            match py.detach(|| receiver.next_within(LOOK_EVERY)).map_err(|error| exception(&error))? {
+            let (receiver, spare) = (&mut self.receiver, &self.spare);
+            let next = py.detach(|| match receiver.next_within(LOOK_EVERY)? {
                 NextPackets::Packets(packets) => {
-                    let offsets = Buffer::of_numbers(packets.offsets.iter().copied());
-                    let lengths = Buffer::of_numbers(packets.lengths.iter().map(|length| u64::from(*length)));
-                    return Ok(Some((Memory { packets: Arc::new(packets) }, offsets, lengths)));
+                    let places = packets.places().map(|(offset, length)| (offset, u64::from(length)));
+                    let places = Buffer::of_pairs(places, spare);
+                    Ok(Ok((Memory { packets: Arc::new(packets) }, places)))
                 }
-                NextPackets::None => py.check_signals()?,
-                NextPackets::End => return Ok(None),
+                none => Ok(Err(none)),
+            });
+            match next.map_err(|error| exception(&error))? {
+                Ok(parts) => return Ok(Some(parts)),
+                Err(NextPackets::End) => return Ok(None),
+                Err(_) => py.check_signals()?,
             }
         }
     }

@@ -199,8 +199,9 @@ class PlaceReceiver:
         parts = self._native.next()
         if parts is None:
             raise StopIteration
-        memory, offsets, lengths = parts
-        return PacketsInPlace(memory, numpy.frombuffer(offsets, numpy.int64), numpy.frombuffer(lengths, numpy.int64))
+        memory, numbers = parts
+        offsets, lengths = numpy.frombuffer(numbers, numpy.int64).reshape(2, -1)
+        return PacketsInPlace(memory, offsets, lengths)
 
     @property
     def row(self) -> Row | None:

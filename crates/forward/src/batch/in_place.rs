@@ -10,12 +10,20 @@ use crate::experiment::Measurement;
 use inlane_core::port::Counters;
 use inlane_core::{Packet, Pool, Port, PortInfo, Region, Rx, Tx};
 use inlane_ports::spec::{OwnPort, PortSpec, Properties, Role};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The packets of a [`PacketsInPlace`].
 type Packets = Arc<Vec<Packet>>;
+
+/// The most complete lists of packets that wait for the program. With two, the run fills the second one while the program wakes up for the first.
+const MOST_LISTS: usize = 2;
+/// The most emptied lists that are kept for further packets.
+const MOST_SPARE: usize = 8;
+/// The number of packets that are freed together. The pool is locked meanwhile, and the run may need it.
+const FREED_TOGETHER: usize = 4096;
 
 /// Receives the packets of a port in place, after a packet function if there is one. With a pool in the memory of a GPU
 /// ([`Memory::Pool`](crate::gpu::Memory::Pool)), the packets stay there.
@@ -25,6 +33,9 @@ type Packets = Arc<Vec<Packet>>;
 pub struct InPlaceReceiver {
     run: Run<Waiting>,
     settings: ReceiveSettings,
+    /// When the program began to wait for the next packets. `None` if it does not wait.
+    asked: Option<Instant>,
+    wanted: Arc<AtomicBool>,
 }
 
 /// What [`InPlaceReceiver::next_within`] returns.
@@ -39,10 +50,6 @@ pub enum NextPackets {
 
 /// Packets that lie where the port has received them. Nobody changes them until this value is dropped.
 pub struct PacketsInPlace {
-    /// For each packet, where it begins in the memory of [`PacketsInPlace::memory`], in bytes.
-    pub offsets: Vec<u64>,
-    /// The length of each packet in bytes.
-    pub lengths: Vec<u32>,
     packets: Packets,
     shared: Arc<Shared<Waiting>>,
     pool: Arc<dyn Pool>,
@@ -52,11 +59,14 @@ pub struct PacketsInPlace {
 /// The packets that the run has received, and those that the program holds.
 #[derive(Default)]
 struct Waiting {
-    packets: Vec<Packet>,
+    /// The lists of packets that wait for the program, oldest first.
+    lists: VecDeque<Vec<Packet>>,
+    /// The packets after those of `lists`. The queue leaves its list here while the run has nothing to send, so that the program finds it.
+    parked: Vec<Packet>,
     /// The packets of each [`PacketsInPlace`], by its number.
     held: HashMap<u64, Packets>,
-    /// An emptied list, whose memory the next packets use.
-    spare: Vec<Packet>,
+    /// Emptied lists, whose memory further packets use.
+    spare: Vec<Vec<Packet>>,
     next: u64,
     /// The pool of all these packets, once the run has begun.
     pool: Option<Arc<dyn Pool>>,
@@ -65,11 +75,19 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Takes the packets that were received, and remembers them as held.
+    /// Returns true if packets wait for the program.
+    fn any(&self) -> bool {
+        !self.lists.is_empty() || !self.parked.is_empty()
+    }
+
+    /// Takes the oldest list of packets, and remembers its packets as held.
     fn take(&mut self) -> Option<(Packets, Arc<dyn Pool>, u64)> {
-        let pool = self.pool.clone().filter(|_| !self.packets.is_empty())?;
-        let spare = std::mem::take(&mut self.spare);
-        let packets = Arc::new(std::mem::replace(&mut self.packets, spare));
+        let pool = self.pool.clone()?;
+        let list = self.lists.pop_front().unwrap_or_else(|| std::mem::take(&mut self.parked));
+        if list.is_empty() {
+            return None;
+        }
+        let packets = Arc::new(list);
         self.next += 1;
         if !self.over {
             self.held.insert(self.next, Arc::clone(&packets));
@@ -80,8 +98,10 @@ impl Waiting {
     /// Frees all packets at the end of the run.
     fn end(&mut self) {
         let Some(pool) = self.pool.as_ref().filter(|_| !self.over) else { return };
-        for packets in self.held.values().map(|held| held.as_slice()).chain([self.packets.as_slice()]) {
-            // SAFETY: the packets are from this pool. `send` or `take` put each of them here once, and after `over` nobody frees them.
+        let held = self.held.values().map(|held| held.as_slice());
+        let lists = self.lists.iter().map(Vec::as_slice);
+        for packets in held.chain(lists).chain([self.parked.as_slice()]) {
+            // SAFETY: the packets are from this pool. The queue or `take` put each of them here once, and after `over` nobody frees them.
             unsafe { pool.free(packets) };
         }
         self.held.clear();
@@ -100,10 +120,11 @@ impl InPlaceReceiver {
         }
         let (_, tx) = ports(&mut config, settings)?;
         let shared = Arc::<Shared<Waiting>>::default();
-        tx.push(port(Arc::clone(&shared), settings.frames));
+        let wanted = Arc::<AtomicBool>::default();
+        tx.push(port(Arc::clone(&shared), Arc::clone(&wanted), settings.frames));
         // A batch that the program holds must not be reused, so only this pipeline may have the pool.
         config.pipelines = 1;
-        Ok(Self { run: Run::start(config, shared)?, settings })
+        Ok(Self { run: Run::start(config, shared)?, settings, asked: None, wanted })
     }
 
     /// Returns the next packets. Waits at most `most` for the first of them.
@@ -111,27 +132,37 @@ impl InPlaceReceiver {
     /// # Errors
     /// Why the run could not start or failed, once, after the packets before the failure.
     pub fn next_within(&mut self, most: Duration) -> Result<NextPackets> {
-        let (first, ended) = self.run.wait(most, |state| (!state.batch.packets.is_empty()).then_some(()));
-        if first.is_none() {
-            if !ended {
-                return Ok(NextPackets::None);
-            }
-            self.run.conclude()?;
-            return Ok(NextPackets::End);
+        let begun = Instant::now();
+        let waited = begun - *self.asked.get_or_insert(begun);
+        let patience = self.settings.wait.saturating_sub(waited);
+        let (_, ended) =
+            self.run.wait(patience.min(most), |state| (!state.batch.lists.is_empty()).then_some(()));
+        if patience <= most && !ended {
+            // The packets that came have waited long enough for others.
+            self.run.wait(most.saturating_sub(begun.elapsed()), |state| {
+                let any = state.batch.any();
+                self.wanted.store(!any, Ordering::Relaxed);
+                any.then_some(())
+            });
         }
-        let frames = self.settings.frames;
-        self.run.wait(self.settings.wait, |state| (state.batch.packets.len() >= frames).then_some(()));
         let shared = Arc::clone(&self.run.shared);
-        let Some((packets, pool, number)) = shared.lock().batch.take() else { return Ok(NextPackets::None) };
-        let start = pool.region().address();
-        Ok(NextPackets::Packets(PacketsInPlace {
-            offsets: packets.iter().map(|packet| packet.address - start).collect(),
-            lengths: packets.iter().map(|packet| packet.length).collect(),
-            packets,
-            shared,
-            pool,
-            number,
-        }))
+        let mut state = shared.lock();
+        let only_full = patience > most && !state.ended;
+        let taken = match only_full && state.batch.lists.is_empty() {
+            true => None,
+            false => state.batch.take(),
+        };
+        let ended = state.ended;
+        drop(state);
+        if let Some((packets, pool, number)) = taken {
+            self.asked = None;
+            return Ok(NextPackets::Packets(PacketsInPlace { packets, shared, pool, number }));
+        }
+        if !ended {
+            return Ok(NextPackets::None);
+        }
+        self.run.conclude()?;
+        Ok(NextPackets::End)
     }
 
     /// Stops receiving from the port. Packets that were received before still follow.
@@ -151,6 +182,22 @@ impl InPlaceReceiver {
 }
 
 impl PacketsInPlace {
+    /// Returns the number of packets.
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Returns true if there are no packets.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Returns for each packet where it begins in the memory of [`PacketsInPlace::memory`], and its length, both in bytes.
+    pub fn places(&self) -> impl ExactSizeIterator<Item = (u64, u32)> {
+        let start = self.pool.region().address();
+        self.packets.iter().map(move |packet| (packet.address - start, packet.length))
+    }
+
     /// Returns the memory of the pool, in which the packets lie. Other packets of the pool lie there, too.
     pub fn memory(&self) -> Region {
         self.pool.region().clone()
@@ -162,26 +209,34 @@ impl Drop for PacketsInPlace {
         if self.shared.lock().batch.held.remove(&self.number).is_none() {
             return;
         }
-        // SAFETY: the packets are from this pool. They were in `held` until now, so `Waiting::end` has not freed them, and can
-        // no longer find them.
-        unsafe { self.pool.free(&self.packets) };
-        if let Some(mut packets) = Arc::get_mut(&mut self.packets).map(std::mem::take) {
-            packets.clear();
+        for packets in self.packets.chunks(FREED_TOGETHER) {
+            // SAFETY: the packets are from this pool. They were in `held` until now, so `Waiting::end` has not freed them, and can
+            // no longer find them.
+            unsafe { self.pool.free(packets) };
+        }
+        if let Some(mut list) = Arc::get_mut(&mut self.packets).map(std::mem::take) {
+            list.clear();
             let mut state = self.shared.lock();
-            // Keep the larger list. The other one is freed after the lock is released.
-            if state.batch.spare.capacity() < packets.capacity() {
-                std::mem::swap(&mut state.batch.spare, &mut packets);
+            if state.batch.spare.len() < MOST_SPARE {
+                state.batch.spare.push(list);
             }
-            drop(state);
         }
     }
 }
 
 /// Returns the specification of the port to which the run sends the packets.
-fn port(shared: Arc<Shared<Waiting>>, most: usize) -> PortSpec {
+fn port(shared: Arc<Shared<Waiting>>, wanted: Arc<AtomicBool>, most: usize) -> PortSpec {
     let name = "packets in place";
     let properties = Properties { role: Role::Send, moves_payload: false, ..Properties::PLAIN };
-    let queue = Mutex::new(Some(PlaceTx { shared, most, counters: Counters::default() }));
+    let list = Vec::new();
+    let queue = Mutex::new(Some(PlaceTx {
+        shared,
+        wanted,
+        most,
+        list,
+        parked: false,
+        counters: Counters::default(),
+    }));
     let open = move |_: &_| {
         let queue = queue.lock().expect("nothing panics while it holds the queue").take();
         let info = PortInfo {
@@ -225,42 +280,91 @@ impl Port for PlacePort {
     }
 }
 
-/// Hands packets to the program.
+/// Collects packets in a list, and hands the list to the program when it is full or the program wants it. Most calls therefore take no lock.
 struct PlaceTx {
     shared: Arc<Shared<Waiting>>,
-    /// The most packets that wait for the program.
+    /// The program takes a list that is not full. The program sets this, and the queue resets it.
+    wanted: Arc<AtomicBool>,
+    /// The most packets in a list.
     most: usize,
+    /// The packets since the last list. Empty while `parked`.
+    list: Vec<Packet>,
+    /// The list is in [`Waiting::parked`].
+    parked: bool,
     counters: Counters,
 }
 
-// SAFETY: `send` keeps as many packets as it returns. They are freed once: by a program that drops them, or at the end of the run.
+impl PlaceTx {
+    /// Hands the list to the program, unless enough lists wait already.
+    #[cold]
+    fn hand_over(&mut self) {
+        let mut state = self.shared.lock();
+        if state.closed {
+            let pool = state.batch.pool.as_ref().expect("`take_tx` has set the pool");
+            // SAFETY: the packets are from this pool, and `send` has kept them. The list is emptied.
+            unsafe { pool.free(&self.list) };
+            self.list.clear();
+        } else if state.batch.lists.len() < MOST_LISTS {
+            let spare = state.batch.spare.pop().unwrap_or_default();
+            state.batch.lists.push_back(std::mem::replace(&mut self.list, spare));
+            self.wanted.store(false, Ordering::Relaxed);
+            drop(state);
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Leaves the list where the program finds it.
+    fn park(&mut self) {
+        let mut state = self.shared.lock();
+        state.batch.parked = std::mem::take(&mut self.list);
+        self.parked = true;
+        drop(state);
+        if self.wanted.load(Ordering::Relaxed) {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Takes the parked list back. If the program has taken it, begins another one.
+    #[cold]
+    fn unpark(&mut self) {
+        let mut state = self.shared.lock();
+        self.list = std::mem::take(&mut state.batch.parked);
+        if self.list.capacity() == 0 {
+            self.list = state.batch.spare.pop().unwrap_or_default();
+        }
+        self.parked = false;
+    }
+}
+
+// SAFETY: `send` keeps as many packets as it returns. They are freed once: by a program that drops them, by the queue if the program takes no
+// more, or at the end of the run.
 unsafe impl Tx for PlaceTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
-        let mut state = self.shared.lock();
-        let taken = match state.closed {
-            true => {
-                let pool = state.batch.pool.as_ref().expect("`take_tx` has set the pool");
-                // SAFETY: the caller holds the packets, which are from this pool, and does not use them afterwards.
-                unsafe { pool.free(packets) };
-                packets.len()
-            }
-            false => {
-                let taken = packets.len().min(self.most.saturating_sub(state.batch.packets.len()));
-                state.batch.packets.extend_from_slice(&packets[..taken]);
-                taken
-            }
-        };
-        let waiting = state.batch.packets.len();
-        drop(state);
-        if taken > 0 && (waiting == taken || waiting == self.most) {
-            self.shared.changed.notify_one();
+        if self.parked {
+            self.unpark();
+        }
+        if self.list.len() == self.most {
+            self.hand_over();
+        }
+        let taken = packets.len().min(self.most - self.list.len());
+        self.list.extend_from_slice(&packets[..taken]);
+        if self.list.len() == self.most || self.wanted.load(Ordering::Relaxed) && !self.list.is_empty() {
+            self.hand_over();
         }
         self.counters.packets += taken as u64;
         self.counters.bytes += packets[..taken].iter().map(|packet| u64::from(packet.length)).sum::<u64>();
         Ok(taken)
     }
 
+    fn flush(&mut self) -> inlane_core::Result<()> {
+        if !self.list.is_empty() {
+            self.park();
+        }
+        Ok(())
+    }
+
     fn finish(&mut self, _keep_waiting: &mut dyn FnMut() -> bool) -> inlane_core::Result<()> {
+        self.flush()?;
         self.shared.lock().batch.end();
         Ok(())
     }

@@ -114,12 +114,12 @@ fn in_place(rx: &str, frames: usize) -> InPlaceReceiver {
 /// Returns copies of packets, which lie in host memory.
 fn copies(packets: &PacketsInPlace) -> Vec<Vec<u8>> {
     let memory = packets.memory();
-    let copy = |(offset, length): (&u64, &u32)| {
-        let part = memory.slice(*offset as usize, *length as usize).expect("packets lie in the memory");
+    let copy = |(offset, length): (u64, u32)| {
+        let part = memory.slice(offset as usize, length as usize).expect("packets lie in the memory");
         // SAFETY: the packets are held, so nobody writes to them.
         unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) }.to_vec()
     };
-    packets.offsets.iter().zip(&packets.lengths).map(copy).collect()
+    packets.places().map(copy).collect()
 }
 
 #[test]
@@ -157,14 +157,14 @@ fn a_program_that_holds_packets_makes_the_port_wait() {
     let (mut held, mut received) = (Vec::new(), 0);
     // Without a drop, the pool runs empty, and the generator waits.
     while let NextPackets::Packets(packets) = placed.next_within(Duration::from_millis(300)).unwrap() {
-        received += packets.offsets.len();
+        received += packets.len();
         held.push(packets);
     }
     assert!((4 * 64..20_000).contains(&received), "{received}");
     held.clear();
     loop {
         match placed.next_within(SOON).unwrap() {
-            NextPackets::Packets(packets) => received += packets.offsets.len(),
+            NextPackets::Packets(packets) => received += packets.len(),
             NextPackets::None => panic!("nothing came although the buffers are free"),
             NextPackets::End => break,
         }
@@ -174,4 +174,28 @@ fn a_program_that_holds_packets_makes_the_port_wait() {
     assert_eq!((row.rx.missed, row.leaked_buffers), (0, 0));
     let running = in_place("gen:64", 64);
     drop(running);
+}
+
+#[test]
+fn packets_in_place_wait_for_others_only_for_the_given_time() {
+    let start = |rx: &str, work: Duration, frames: usize, wait: Duration| {
+        let mut config = Config::new(Route::OneWay { rx: PortSpec::parse(rx).unwrap(), tx: Vec::new() });
+        (config.cores, config.per_pipeline.work) = (Some(Vec::new()), work);
+        InPlaceReceiver::start(config, ReceiveSettings { frames, wait }).unwrap()
+    };
+    let next = |receiver: &mut InPlaceReceiver| loop {
+        match receiver.next_within(SOON).unwrap() {
+            NextPackets::Packets(packets) => return packets.len(),
+            NextPackets::None => {}
+            NextPackets::End => panic!("the port never ends"),
+        }
+    };
+    // A run that mostly waits for packets, and one that always has some.
+    for (rx, work) in [("gen:64,rate=1kpps", Duration::ZERO), ("gen:64", Duration::from_micros(200))] {
+        let mut placed = start(rx, work, 1 << 16, Duration::from_millis(1));
+        let sizes: Vec<_> = (0..3).map(|_| next(&mut placed)).collect();
+        assert!(sizes.iter().all(|&size| size < 1 << 16), "{rx}: {sizes:?}");
+    }
+    let mut patient = start("gen:64,rate=10kpps", Duration::ZERO, 256, SOON);
+    assert_eq!(next(&mut patient), 256, "the packets waited for others");
 }
