@@ -72,6 +72,8 @@ struct Waiting {
     pool: Option<Arc<dyn Pool>>,
     /// The run receives nothing more. All packets were freed, and stay as they are, because nobody allocates buffers any more.
     over: bool,
+    /// The number of [`PacketsInPlace`] that are neither in `held` nor freed yet.
+    freeing: usize,
 }
 
 impl Waiting {
@@ -206,21 +208,27 @@ impl PacketsInPlace {
 
 impl Drop for PacketsInPlace {
     fn drop(&mut self) {
-        if self.shared.lock().batch.held.remove(&self.number).is_none() {
+        let mut state = self.shared.lock();
+        if state.batch.held.remove(&self.number).is_none() {
             return;
         }
+        state.batch.freeing += 1;
+        drop(state);
         for packets in self.packets.chunks(FREED_TOGETHER) {
             // SAFETY: the packets are from this pool. They were in `held` until now, so `Waiting::end` has not freed them, and can
             // no longer find them.
             unsafe { self.pool.free(packets) };
         }
-        if let Some(mut list) = Arc::get_mut(&mut self.packets).map(std::mem::take) {
-            list.clear();
-            let mut state = self.shared.lock();
-            if state.batch.spare.len() < MOST_SPARE {
-                state.batch.spare.push(list);
-            }
+        let mut list = Arc::get_mut(&mut self.packets).map(std::mem::take).unwrap_or_default();
+        list.clear();
+        let mut state = self.shared.lock();
+        state.batch.freeing -= 1;
+        if state.batch.spare.len() < MOST_SPARE {
+            state.batch.spare.push(list);
         }
+        drop(state);
+        // The end of the run may wait for this.
+        self.shared.changed.notify_all();
     }
 }
 
@@ -365,11 +373,107 @@ unsafe impl Tx for PlaceTx {
 
     fn finish(&mut self, _keep_waiting: &mut dyn FnMut() -> bool) -> inlane_core::Result<()> {
         self.flush()?;
-        self.shared.lock().batch.end();
+        // Packets that a program is freeing would count as lost.
+        let waited = self.shared.changed.wait_while(self.shared.lock(), |state| state.batch.freeing > 0);
+        waited.expect("nothing panics while it holds the lock").batch.end();
         Ok(())
     }
 
     fn counters(&self) -> Counters {
         self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlane_core::HeapPool;
+    use inlane_core::packet::PacketMeta;
+    use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+
+    /// A pool that says when it begins to free packets, and waits until it may go on.
+    struct SlowPool {
+        pool: HeapPool,
+        begins: Sender<()>,
+        may_go_on: Mutex<Receiver<()>>,
+    }
+
+    // SAFETY: all methods are those of another pool.
+    unsafe impl Pool for SlowPool {
+        fn allocate(&self, packets: &mut [Packet]) -> usize {
+            self.pool.allocate(packets)
+        }
+
+        unsafe fn free(&self, packets: &[Packet]) {
+            if packets.is_empty() {
+                return;
+            }
+            self.begins.send(()).unwrap();
+            self.may_go_on.lock().unwrap().recv().unwrap();
+            // SAFETY: the caller's promises.
+            unsafe { self.pool.free(packets) }
+        }
+
+        fn room(&self) -> usize {
+            self.pool.room()
+        }
+
+        fn capacity(&self) -> usize {
+            self.pool.capacity()
+        }
+
+        fn outstanding(&self) -> usize {
+            self.pool.outstanding()
+        }
+
+        fn region(&self) -> &Region {
+            self.pool.region()
+        }
+
+        unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
+            // SAFETY: the caller's promises.
+            unsafe { self.pool.meta(packet) }
+        }
+
+        unsafe fn set_meta(&self, packet: &Packet, meta: PacketMeta) {
+            // SAFETY: the caller's promises.
+            unsafe { self.pool.set_meta(packet, meta) }
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_run_waits_for_a_program_that_frees_packets() {
+        let ((begins, begun), (go_on, may_go_on)) = (channel(), channel());
+        let pool = SlowPool { pool: HeapPool::new(8, 64).unwrap(), begins, may_go_on: Mutex::new(may_go_on) };
+        let (pool, shared) = (Arc::new(pool), Arc::<Shared<Waiting>>::default());
+        shared.lock().batch.pool = Some(pool.clone());
+        let mut queue = PlaceTx {
+            shared: Arc::clone(&shared),
+            wanted: Arc::default(),
+            most: 8,
+            list: Vec::new(),
+            parked: false,
+            counters: Counters::default(),
+        };
+        let mut packets = [Packet::EMPTY; 8];
+        assert_eq!(pool.allocate(&mut packets), 8);
+        // SAFETY: the packets were just allocated, and are not used again.
+        assert_eq!(unsafe { queue.send(&packets) }.unwrap(), 8);
+        let (packets, of, number) = shared.lock().batch.take().expect("a full list");
+        let held = PacketsInPlace { packets, shared, pool: of, number };
+        let (ended, end) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(held));
+            begun.recv().unwrap();
+            let pool = pool.clone();
+            scope.spawn(move || {
+                queue.finish(&mut || true).unwrap();
+                ended.send(pool.outstanding()).unwrap();
+            });
+            let early = end.recv_timeout(Duration::from_millis(50));
+            go_on.send(()).unwrap();
+            assert_eq!(early, Err(RecvTimeoutError::Timeout), "the run counts unfreed packets as lost");
+        });
+        assert_eq!(end.recv(), Ok(0));
     }
 }
