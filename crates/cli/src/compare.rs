@@ -7,7 +7,7 @@ use inlane_core::Error;
 use inlane_core::setting::Choice;
 use inlane_core::units;
 use inlane_report::OutputTarget;
-use inlane_report::compare::{Comparison, Condition, Side, compare, failures, summary};
+use inlane_report::compare::{Comparison, Condition, Side, Verdict, compare, failures, summary};
 use inlane_result::{Cell, Document};
 use std::path::PathBuf;
 
@@ -168,7 +168,7 @@ fn failed(comparisons: &[Comparison], fail_on: Option<f64>) -> Option<String> {
     let share = fail_on?;
     let found = failures(comparisons, share);
     let (first, more) = found.split_first()?;
-    let what = match first.change.filter(|_| first.why.is_none()) {
+    let what = match first.change.filter(|_| first.verdict == Verdict::Slower) {
         Some(change) => format!("{}: {:+.1} %", first.name(), change * 100.0),
         None => format!("{}: {}", first.name(), first.verdict_text()),
     };

@@ -25,7 +25,7 @@ use inlane_result::schema;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane schema packets                       the schema of what 'inlane forward --json FILE' writes
+  inlane schema packets                       the schema of what 'inlane forward --json FILE' writes; also 'inlane schema forward'
   inlane schema transfers > transfers.json    the schema of 'inlane copy', in a file")]
 pub struct SchemaArgs {
     /// Print the schema of this document
@@ -36,14 +36,18 @@ pub struct SchemaArgs {
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Schema {
     /// Written by `inlane forward`
+    #[value(alias = "forward")]
     Packets,
     /// Written by `inlane copy`
+    #[value(alias = "copy")]
     Transfers,
     /// Written by `inlane copy --list`
     Paths,
     /// Written by `inlane ntb bench`
+    #[value(alias = "ntb-bench")]
     Windows,
     /// Written by `inlane ntb info`
+    #[value(alias = "ntb-info")]
     Bridges,
     /// Written by `inlane nvme target`
     NvmeTarget,
@@ -54,10 +58,13 @@ pub enum Schema {
     /// Written by `inlane nvme export nbd`
     NvmeExport,
     /// Written by `inlane nvme discover`
+    #[value(alias = "nvme-discover")]
     NvmeSubsystems,
     /// Written by `inlane offload status`
+    #[value(alias = "offload-status")]
     Engine,
     /// Written by `inlane offload trace`
+    #[value(alias = "offload-trace")]
     Stages,
     /// Written by `inlane mix`
     Mix,
@@ -68,6 +75,7 @@ pub enum Schema {
     /// Written by `inlane topo`
     Topo,
     /// Written by `inlane compare`
+    #[value(alias = "compare")]
     Comparison,
 }
 

@@ -3,6 +3,7 @@
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use inlane_core::setting::Choice;
 use inlane_core::{Error, units};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 pub use inlane_core::cores::parse_list as core_list;
@@ -80,6 +81,23 @@ pub fn time_within_an_hour(text: &str) -> Result<Duration, Error> {
     time_to_an_hour(text)
 }
 
+/// Returns a parser of an IP address with a port. Its message has `port` in the examples.
+pub fn socket_address(port: u16) -> impl Fn(&str) -> Result<SocketAddr, String> + Clone {
+    move |text| {
+        text.parse().map_err(|_| {
+            let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+            let why = match text.rsplit_once(':') {
+                _ if text.parse::<IpAddr>().is_ok() => "the port is missing; ",
+                Some((_, port)) if is_number(port) && port.parse::<u16>().is_err() => {
+                    "the port exceeds 65535; "
+                }
+                _ => "",
+            };
+            format!("{why}give IP:PORT, for example 127.0.0.1:{port} or [::1]:{port}")
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +142,17 @@ mod tests {
     fn a_time_of_zero_is_refused() {
         assert_eq!(time_above_zero("1us").unwrap(), Duration::from_micros(1));
         assert_eq!(time_above_zero("0s").unwrap_err().to_string(), "'0s': give a time above zero");
+    }
+
+    #[test]
+    fn an_address_without_a_port_is_refused_with_an_example() {
+        let address = socket_address(9400);
+        assert_eq!(address("127.0.0.1:80").unwrap().port(), 80);
+        for (bad, why) in
+            [("::1", "the port is missing; "), ("[::1]:65536", "the port exceeds 65535; "), ("lo", "")]
+        {
+            let expected = format!("{why}give IP:PORT, for example 127.0.0.1:9400 or [::1]:9400");
+            assert_eq!(address(bad), Err(expected), "{bad}");
+        }
     }
 }

@@ -39,6 +39,18 @@ fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
 }
 
 #[test]
+fn schemas_are_also_found_by_the_name_of_the_command() {
+    let schema = |name: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_inlane")).args(["schema", name]).output().unwrap();
+        assert!(output.status.success(), "{name}");
+        output.stdout
+    };
+    for (command, document) in [("forward", "packets"), ("copy", "transfers"), ("ntb-bench", "windows")] {
+        assert!(schema(command) == schema(document), "{command}");
+    }
+}
+
+#[test]
 fn outputs_are_opened_before_the_run() {
     for arguments in ["topo --json", "doctor --json", "ntb bench --json", "ntb bench --svg"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
@@ -123,7 +135,12 @@ fn mistakes_are_answered_with_a_remedy() {
             "it has no unit; give for example 200ns, 50us, 5s or 2m",
         ),
         ("copy --from host --to twin:0 --duration -5s", 2, "'-5s' is not a time: it is negative"),
-        ("schema copy", 2, "invalid value 'copy' for '<DOCUMENT>'"),
+        ("schema mover", 2, "invalid value 'mover' for '<DOCUMENT>'"),
+        (
+            "forward --rx null --tx null --metrics 127.0.0.1",
+            2,
+            "the port is missing; give IP:PORT, for example 127.0.0.1:9400",
+        ),
         ("schema packet", 2, "a similar value exists: 'packets'"),
         ("copy --from host --to twin:0 --path nvlink", 2, "--path nvlink: choose one of cpu, dma, sm,"),
         ("copy --from host --to twin:0 --completion busy", 2, "choose one of poll, interrupt, adaptive"),

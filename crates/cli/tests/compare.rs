@@ -97,6 +97,20 @@ fn a_slower_result_fails_the_test_of_speed() {
 }
 
 #[test]
+fn the_test_of_speed_says_that_repeats_are_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let few = ["--duration", "10ms", "--repeats", "2", "--json"];
+    for file in ["before.json", "after.json"] {
+        let arguments = ["forward", "--rx", "null", "--tx", "null"].iter().chain(&few).chain([&file]);
+        assert!(inlane(folder, &arguments.copied().collect::<Vec<_>>()).status.success());
+    }
+    let output = inlane(folder, &["compare", "before.json", "after.json", "--fail-on", "5%"]);
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains(": too few repeats"), "{said}");
+}
+
+#[test]
 fn folders_are_repeats() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

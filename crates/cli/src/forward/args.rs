@@ -2,7 +2,7 @@
 
 use super::options::{MethodChoice, goal, high_priority, interval, percent, slots};
 use super::sweep::SweepAxis;
-use crate::values::{choice, count, size, time_above_zero, time_to_an_hour};
+use crate::values::{choice, count, size, socket_address, time_above_zero, time_to_an_hour};
 use clap::{ArgAction, Args};
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::setting::Choice;
@@ -314,6 +314,6 @@ pub(super) struct OutputArgs {
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) interval: Option<Duration>,
     /// Serve the counters of each port for Prometheus at http://ADDRESS:PORT/metrics while the run lasts
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address(9400))]
     pub(super) metrics: Option<SocketAddr>,
 }

@@ -5,7 +5,7 @@ use super::secret::{GroupName, HashName};
 use crate::fields::flag;
 use crate::output::Output;
 use crate::signal;
-use crate::values::{core_list, count, time_above_zero};
+use crate::values::{core_list, count, socket_address, time_above_zero};
 use anyhow::Context;
 use clap::Args;
 use inlane_core::units;
@@ -15,7 +15,7 @@ use inlane_nvme::target::{Config, Hosts, TargetResult};
 use inlane_process::privileges::{Dropped, Successor, drop_privileges_to};
 use inlane_result::Document;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -61,7 +61,7 @@ struct Cores(Vec<usize>);
 pub struct Target {
     /// Listen on this address. Repeat the flag for more addresses: hosts can then use several paths. Port 0
     /// chooses a free port
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420", value_parser = parse_listen)]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420", value_parser = socket_address(4420))]
     listen: Vec<SocketAddr>,
     /// Serve this as a namespace: memory:SIZE, file:PATH or block:PATH. Repeat the flag for more namespaces
     #[arg(long = "namespace", value_name = "NAMESPACE", required = true)]
@@ -109,20 +109,8 @@ pub struct Target {
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
     /// Serve the counters for Prometheus at http://ADDRESS:PORT/metrics
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address(9400))]
     metrics: Option<SocketAddr>,
-}
-
-fn parse_listen(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| {
-        let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let why = match text.rsplit_once(':') {
-            _ if text.parse::<IpAddr>().is_ok() => "the port is missing; ",
-            Some((_, port)) if is_number(port) && port.parse::<u16>().is_err() => "the port exceeds 65535; ",
-            _ => "",
-        };
-        format!("{why}give IP:PORT, for example 127.0.0.1:4420 or [::1]:4420")
-    })
 }
 
 impl Target {

@@ -3,7 +3,7 @@
 use super::run::read_rules;
 use super::status::totals;
 use crate::fields::flag;
-use crate::values::{core_list, count, power_of_two};
+use crate::values::{core_list, count, power_of_two, socket_address};
 use clap::Args;
 use inlane_core::units;
 use inlane_offload::Settings;
@@ -96,7 +96,7 @@ pub struct Serve {
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
     /// Serve the engine's counters for Prometheus at http://ADDRESS:PORT/metrics
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address(9400))]
     metrics: Option<SocketAddr>,
     /// Faults to inject into received frames, joined by commas: drop=P:N (N in a row), duplicate=P, corrupt=P,
     /// reorder=P:N (N later frames overtake the frame), delay=P:TIME, seed=N. P is a probability such as 1%

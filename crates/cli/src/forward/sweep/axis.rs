@@ -5,6 +5,7 @@ use super::Forward;
 use crate::fields::flag;
 use crate::settings::conflict;
 use clap::{Arg, ArgAction, Args, FromArgMatches};
+use inlane_core::names::{did_you_mean, similar};
 use inlane_core::{Error, units};
 use inlane_forward::config::Method;
 use inlane_result::{Quantity, Value};
@@ -93,7 +94,8 @@ fn expand(axis: &SweepAxis) -> Result<Vec<String>, Error> {
     let Some(argument) = found else {
         let mut known: Vec<_> = forward.get_arguments().filter(single).filter_map(Arg::get_long).collect();
         known.sort_unstable();
-        let why = format!("this flag cannot be swept; choose one of {}", known.join(", "));
+        let near = did_you_mean(&similar(&axis.key, known.iter().copied()));
+        let why = format!("this flag cannot be swept; {near}choose one of {}", known.join(", "));
         return Err(Error::invalid(flag("sweep").with(&axis.key), why));
     };
     if axis.values != ["all"] {
@@ -207,5 +209,7 @@ mod tests {
         {
             assert!(expand(&bad.parse().unwrap()).is_err(), "{bad}");
         }
+        let misspelt = expand(&"brust=1".parse().unwrap()).unwrap_err().to_string();
+        assert!(misspelt.contains("did you mean burst?"), "{misspelt}");
     }
 }
