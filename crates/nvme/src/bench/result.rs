@@ -193,9 +193,8 @@ impl Row for IoResult {
         let checked = self.verification.as_ref();
         let spread = self.repeats.as_ref().map(|repeats| &repeats.operations_per_second);
         let rate = |rate: f64| Quantity::PerSecond(rate).fixed(1.0, 0);
-        let median = spread.map_or(self.operations_per_second, |spread| spread.median);
         vec![
-            Cell::new("IOPS", rate(median)),
+            Cell::new("IOPS", rate(self.operations_per_second)),
             Cell::new("min IOPS", spread.map(|spread| rate(spread.min))),
             Cell::new("max IOPS", spread.map(|spread| rate(spread.max))),
             Cell::new("rate", Quantity::ByteRate(self.bytes_per_second)),

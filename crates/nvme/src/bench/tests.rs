@@ -4,6 +4,7 @@ use super::*;
 use crate::initiator::session_tests::{options, target};
 use inlane_core::clock::Clock;
 use inlane_core::load::{Sample, Sampler};
+use inlane_result::Row;
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
@@ -85,6 +86,25 @@ fn the_pace_of_a_bench_may_change_while_it_runs() {
     assert!(rows.len() == 2 && rows.iter().all(|row| row.operations > 0 && row.error.is_none()), "{rows:?}");
     let counted: u64 = bench.meters().iter().map(|meter| meter.read().operations).sum();
     assert_eq!(counted, rows.iter().map(|row| row.operations).sum::<u64>());
+    target.stop().unwrap();
+}
+
+#[test]
+fn the_operations_and_the_rate_of_a_row_are_of_one_repeat() {
+    let target = target("127.0.0.1:0", "memory:16M");
+    let options = options(target.subsystem().listeners()[0]);
+    let mut bench = Bench::open(&workload(Pattern::RandRead, 1), &options).unwrap();
+    run(&mut bench, |sampler, _| await_rate(sampler, 100.0..=f64::INFINITY)).unwrap();
+    let measured = bench.rows().remove(0);
+    let repeat = |operations_per_second: f64| IoResult {
+        operations_per_second,
+        bytes_per_second: 4096.0 * operations_per_second,
+        ..measured.clone()
+    };
+    let row = result::merge(vec![repeat(1000.0), repeat(3000.0)]);
+    let shown =
+        |name: &str| row.figures().into_iter().find(|cell| cell.name == name).unwrap().value.to_string();
+    assert_eq!((shown("IOPS"), shown("rate")), ("3000".into(), "12.29 MB/s".into()));
     target.stop().unwrap();
 }
 
