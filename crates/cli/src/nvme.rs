@@ -22,7 +22,7 @@ use clap::{Args, Subcommand};
 Examples:
   inlane nvme target --listen 127.0.0.1:4420 --namespace memory:1G
                                           serve a namespace in memory
-  inlane nvme discover 10.0.0.2           the subsystems that a target offers
+  inlane nvme discover 10.0.0.2:4420      the subsystems that this target offers
   inlane nvme read 10.0.0.2 --length 1M copy.img
                                           copy the first MiB of a namespace
   inlane nvme bench 10.0.0.2 --rw randread --bs 4k --iodepth 32 --numjobs 4 --duration 10s
