@@ -271,14 +271,19 @@ impl Run<'_> {
         Ok(self.loads.signals.read().since(&before))
     }
 
-    /// Measures the rates to which slowed loads and antagonists relate in the first block, unless there are earlier
-    /// observations. A disturbed one, or one in which the load did not move yet, is repeated.
+    /// Measures the rates to which slowed loads and antagonists relate in the first block, unless earlier observations show
+    /// them. A disturbed one, or one in which the load did not move yet, is repeated.
     fn find_references(&mut self) -> Result<(), Cut> {
         let loads = self.measured.loads.len();
         (self.alone, self.together) = (vec![0.0; loads], vec![0.0; loads]);
         let phases = phases::of_reference(loads, self.measured.users);
         for (index, &phase) in phases.iter().enumerate() {
-            if statistics::phases(&self.measured.observations).contains(&phase) {
+            let runs = |load: &usize| phase.level(*load, self.measured.users) != Level::Parked;
+            let moved = |load| {
+                let rates = self.measured.operations(phase, load);
+                Estimate::of(&rates).is_some_and(|rate| rate.median > 0.0)
+            };
+            if (0..loads).filter(runs).all(moved) {
                 continue;
             }
             for _ in 0..REFERENCES {

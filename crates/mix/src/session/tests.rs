@@ -222,6 +222,30 @@ fn a_session_that_is_complete_measures_nothing_more() {
     assert!(measured.observations.len() > without.len(), "a phase was never measured");
 }
 
+#[test]
+fn a_load_that_stood_still_before_is_slowed_in_relation_to_its_rate_now() {
+    let session = opened(&["cpu"]);
+    let loads = vec![LoadRate::default(); session.loads().len()];
+    let still = |phase: &Phase| Observation {
+        phase: *phase,
+        block: 0,
+        at_ns: 0,
+        duration_ns: 1,
+        loads: loads.clone(),
+        signals: Default::default(),
+        void: None,
+    };
+    let earlier: Vec<Observation> = session.phases(&short()).iter().map(still).collect();
+    let measured = session.measure(&short(), earlier, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    let now = measured.observations.iter().filter(|observation| observation.block == 1);
+    let slowed: Vec<_> =
+        now.filter(|observation| matches!(observation.phase, Phase::ThrottledAlone { .. })).collect();
+    assert!(!slowed.is_empty());
+    for observation in slowed {
+        assert!(observation.loads[0].operations_per_second > 0.0, "{observation:?}");
+    }
+}
+
 /// A thread whose port blocks in system calls counts the time as work, but does not run meanwhile.
 #[test]
 fn work_that_sleeps_in_system_calls_counts_as_blocked() {
