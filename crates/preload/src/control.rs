@@ -340,27 +340,39 @@ static MAPPED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// EOPNOTSUPP if the engine never shares memory. Any other errno if only this connection gets no slot now.
 pub fn adopt(fd: RawFd) -> Result<(Slot, i32), c_int> {
+    let reply = ask_for_memory(fd)?;
+    let slot = area().ok_or(libc::ENOMEM)?.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
+    slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
+}
+
+/// Asks the engine for shared memory without a slot, and for slots for new connections. Leaves errno unchanged.
+///
+/// # Errors
+/// As [`adopt`].
+pub fn share() -> Result<(), c_int> {
+    ask_for_memory(-1).map(|_| ())
+}
+
+fn ask_for_memory(fd: RawFd) -> Result<Message, c_int> {
     let before = crate::errno();
-    let adopted = without_cancellation(|| adopt_kept(fd));
+    let reply = without_cancellation(|| {
+        // Give up if another thread uses the kept control connection, or if it belongs to another process, such
+        // as the parent of a vfork. Slots of the shared memory can be requested only over this connection.
+        if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
+            return Err(libc::EBUSY);
+        }
+        let reply = kept().ok_or(libc::ENOTCONN).and_then(|(control, _)| ask_on(control, fd));
+        if reply == Err(libc::ENOTCONN) {
+            drop_kept();
+        }
+        IN_USE.store(false, Ordering::Release);
+        reply
+    });
     crate::set_errno(before);
-    adopted
+    reply
 }
 
-fn adopt_kept(fd: RawFd) -> Result<(Slot, i32), c_int> {
-    // Give up if another thread uses the kept control connection, or if it belongs to another process, such
-    // as the parent of a vfork. Slots of the shared memory can be requested only over this connection.
-    if is_shared_by_vfork() || IN_USE.swap(true, Ordering::Acquire) {
-        return Err(libc::EBUSY);
-    }
-    let slot = kept().ok_or(libc::ENOTCONN).and_then(|(control, _)| adopt_on(control, fd));
-    if slot == Err(libc::ENOTCONN) {
-        drop_kept();
-    }
-    IN_USE.store(false, Ordering::Release);
-    slot
-}
-
-fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
+fn ask_on(control: RawFd, fd: RawFd) -> Result<Message, c_int> {
     let inode = INODE.load(Ordering::Relaxed);
     let mut message = Message::new(Operation::Adopt);
     message.number = i32::from(AREA_INODE.load(Ordering::Relaxed) == inode);
@@ -381,13 +393,9 @@ fn adopt_on(control: RawFd, fd: RawFd) -> Result<(Slot, i32), c_int> {
         let start = if start == libc::MAP_FAILED { std::ptr::null_mut() } else { start };
         AREA.store(start.cast(), Ordering::Release);
         MAPPED.store(true, Ordering::Relaxed);
+        area().iter().for_each(|area| area.from_start().store(1, Ordering::Relaxed));
     }
-    if reply.status != 0 {
-        return Err(reply.status);
-    }
-    let area = area().ok_or(libc::ENOMEM)?;
-    let slot = area.slot(usize::try_from(reply.number).unwrap_or(usize::MAX));
-    slot.map(|slot| (slot, reply.name)).ok_or(libc::EPROTO)
+    if reply.status == 0 { Ok(reply) } else { Err(reply.status) }
 }
 
 /// Returns the memory that the engine shares with this process. Returns `None` if the engine has not shared
@@ -397,6 +405,11 @@ pub fn area() -> Option<Area> {
     // SAFETY: the engine has created the area, and it was mapped before its address was stored in `AREA`. Areas are never
     // unmapped.
     unsafe { Area::mapped(start) }
+}
+
+/// Returns true if the engine shares memory with this process over the present control connection.
+pub fn has_present_area() -> bool {
+    has_mapped_area() && AREA_INODE.load(Ordering::Relaxed) == INODE.load(Ordering::Relaxed)
 }
 
 /// Returns true if this process has mapped the memory that [`area`] returns. A forked child finds its parent's memory, and

@@ -8,7 +8,7 @@ pub use options::{add_listener_options, copy_timeouts, set_option, usual_option}
 pub use replace::{leave_engine, renew, replace_listener, unbind};
 
 use crate::control::Unanswered;
-use crate::{control, datagram, errno, open, real, set_errno, settings, socket, wait};
+use crate::{control, datagram, direct, errno, open, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation};
 use inlane_offload_protocol::name::Local;
@@ -155,7 +155,10 @@ fn offer_candidate(
         && let Some(new) = open::connect(address, socket.v6)
     {
         return match replace(fd, new, false, plain) {
-            true => Conversion::Engine,
+            true => {
+                direct::expect_slot(fd);
+                Conversion::Engine
+            }
             false => stays(&message, b"the descriptor could not be replaced", true),
         };
     }
@@ -195,6 +198,10 @@ fn offer_candidate(
                     control::request(&mut start, -1);
                 } else if message.operation == Operation::Connect && socket.datagrams {
                     datagram::set_connected(fd);
+                }
+                // A limit of received bytes (SO_RCVLOWAT) may have been set on a socket with options.
+                if connects && plain {
+                    direct::expect_slot(fd);
                 }
                 Conversion::Engine
             }

@@ -1,15 +1,17 @@
 //! Sends and receives the bytes of offloaded connections through memory that the process shares with the
 //! engine ([`inlane_offload_protocol::slots`]).
 //!
-//! A connection gets a slot of this memory if it sends often, or if it often receives much with a blocking
-//! descriptor. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
+//! In a process with many connections, each gets a slot of this memory from the start ([`from_start`]). Otherwise a connection
+//! gets one if it sends often, or if it often receives much with a blocking descriptor. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
 //! of the table outdated. So the library compares the descriptor's inode with the slot's inode: before the first use, and before
 //! the next use after each call that may close or replace the descriptor. Even an outdated entry points to valid memory, because slots are never unmapped.
 
+mod from_start;
 mod leave;
 mod receive;
 mod send;
 
+pub use from_start::{expect_slot, expect_slot_of_accepted};
 pub use leave::{ask, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
 pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
@@ -62,6 +64,8 @@ struct Entry {
     sends: AtomicU32,
     /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
     receives: AtomicU32,
+    /// How many more times the library looks for a slot that the connection may have got from the start.
+    lookups: AtomicU32,
     patience: Patience,
     /// Decides whether a large send waits until the engine has read the pair.
     send_patience: Patience,
@@ -99,6 +103,7 @@ static ENTRIES: [Entry; MOST] = [const {
         blocking: AtomicU64::new(0),
         sends: AtomicU32::new(0),
         receives: AtomicU32::new(0),
+        lookups: AtomicU32::new(0),
         patience: Patience::new(),
         send_patience: Patience::new(),
     }
@@ -187,6 +192,7 @@ pub fn note_new(fd: RawFd) {
         entry.slot.store(std::ptr::null_mut(), Ordering::Relaxed);
         entry.sends.store(0, Ordering::Relaxed);
         entry.receives.store(0, Ordering::Relaxed);
+        entry.lookups.store(0, Ordering::Relaxed);
         entry.sight.store(sight, Ordering::Relaxed);
         HIGHEST.fetch_max(fd, Ordering::Relaxed);
     }
@@ -245,8 +251,13 @@ impl Drop for Sending {
 /// slot may be outdated, so check it with `is_same`.
 #[inline]
 pub fn slot(fd: RawFd) -> Option<Slot> {
+    let entry = entry(fd)?;
     // SAFETY: all slots in the table lie in shared memory that stays mapped.
-    unsafe { Slot::from_ptr(entry(fd)?.slot.load(Ordering::Acquire)) }
+    let slot = unsafe { Slot::from_ptr(entry.slot.load(Ordering::Acquire)) };
+    match slot {
+        None if entry.lookups.load(Ordering::Relaxed) > 0 => from_start::find(fd, entry),
+        slot => slot,
+    }
 }
 
 /// Counts a send of `len` bytes through the kernel, and a large one several times. If the descriptor is an offloaded connection that sends often, asks the

@@ -59,6 +59,13 @@ fn note_removed_elsewhere(entry: &Entry, fd: RawFd) {
     set_errno(before);
 }
 
+/// Forgets the registration of an earlier socket with the descriptor `fd`.
+pub fn forget_registration(fd: RawFd) {
+    if let Some(entry) = table::entry(fd).filter(|entry| entry.requested(fd).is_some()) {
+        entry.wanted.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Prepares for the end of the descriptor `fd`, which the program closes or replaces. `fd` may be a connection, an epoll
 /// instance, or any other file.
 #[inline]
@@ -141,7 +148,11 @@ impl Registration {
         let entry = table::entry(fd)?;
         let (instance, event) = entry.requested(fd)?;
         let mut registration = Self { instance, fd, event };
-        registration.control(libc::EPOLL_CTL_DEL).then_some(registration)
+        let exists = registration.control(libc::EPOLL_CTL_DEL);
+        if !exists {
+            forget_registration(fd);
+        }
+        exists.then_some(registration)
     }
 
     fn control(&mut self, operation: c_int) -> bool {

@@ -38,12 +38,22 @@ fn serve_as(lab: &Lab, role: &str, port: &str) -> Running {
     Running(server)
 }
 
-/// Runs the clients of `peer.py` one after another. Each client has its own server. All clients must succeed.
+/// Runs the clients of `peer.py` one after another. Each client has its own server. All clients must succeed. Connections get
+/// a slot once they are used often.
 fn check(lab: &Lab, clients: &[&str]) {
+    check_with(lab, clients, &[]);
+}
+
+/// Does the same as [`check`], for connections that have slots from the start.
+fn check_from_start(lab: &Lab, clients: &[&str]) {
+    check_with(lab, clients, &["many"]);
+}
+
+fn check_with(lab: &Lab, clients: &[&str], more: &[&str]) {
     for (index, client) in clients.iter().enumerate() {
         let port = (5000 + index).to_string();
         let _server = serve(lab, &port);
-        let said = must(lab.offloaded(PYTHON).args(["-c", PEER, client, &port]));
+        let said = must(lab.offloaded(PYTHON).args(["-c", PEER, client, &port]).args(more));
         assert_eq!(String::from_utf8_lossy(&said), "all right\n", "{client}");
     }
 }
@@ -125,6 +135,33 @@ fn event_driven_programs_get_each_byte_once_and_see_the_events_of_the_kernel() {
     let Some(lab) = start("direct-events") else { return };
     check(&lab, &["events", "crowded", "reset", "unregistered"]);
     exchange_directly(&lab);
+}
+
+/// No connection sends often enough to request a slot.
+#[test]
+fn the_first_bytes_of_many_short_connections_go_through_shared_memory() {
+    let Some(lab) = start("direct-short") else { return };
+    let _server = serve(&lab, "5000");
+    let start = Instant::now();
+    while direct_bytes(&lab) < 100 {
+        assert!(start.elapsed() < Duration::from_secs(60), "no shared memory is used: {}", lab.status());
+        must(lab.offloaded(PYTHON).args(["-c", PEER, "short", "5000"]));
+    }
+}
+
+#[test]
+fn slots_from_the_start_behave_as_those_that_a_connection_gets_later() {
+    let Some(lab) = start("direct-start") else { return };
+    check_from_start(&lab, &["mixed", "threads", "unread", "forked", "spawned", "passed", "killed"]);
+    check_from_start(&lab, &["reads", "reused", "interrupted", "ended", "high"]);
+    lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn waits_for_slots_from_the_start_report_what_the_kernels_do() {
+    let Some(lab) = start("direct-start-waits") else { return };
+    check_from_start(&lab, &["waits", "signalled", "limited", "events", "crowded", "reset", "unregistered"]);
+    lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
 }
 
 #[test]

@@ -4,6 +4,7 @@
     peer.py drain PORT             prints "ready", then receives the bytes of one connection after the other
     peer.py bulk PORT              sends 32 MiB to the latter
     peer.py NAME PORT              runs the client NAME, and prints "all right"
+    peer.py NAME PORT many         opens many short connections before, so that later ones have slots from the start
 """
 
 import array
@@ -34,6 +35,20 @@ def serve(port):
     print("ready", flush=True)
     while True:
         threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+
+
+def open_many(port):
+    """Opens so many connections that this process and the server have shared memory before further ones."""
+    for _ in range(40):
+        with socket.create_connection((ADDRESS, port)) as connection:
+            connection.sendall(b"x")
+            assert connection.recv(1) == b"x"
+
+
+def short(port):
+    """Opens connections that send one byte each."""
+    for _ in range(5):
+        open_many(port)
 
 
 def drain(port):
@@ -862,6 +877,8 @@ def lasting(port):
 
 if __name__ == "__main__":
     role, port = sys.argv[1], int(sys.argv[2])
+    if "many" in sys.argv[3:]:
+        open_many(port)
     globals()[role](port)
     if role != "serve":
         print("all right", flush=True)

@@ -260,10 +260,10 @@ const MARK: u64 = 4;
 pub struct PairMarks<'a, W>(pub &'a W);
 
 impl<W: Word> PairMarks<'_, W> {
-    /// Forgets everything about an earlier connection. The pair may hold bytes. The engine calls this for a slot that no
-    /// connection uses.
-    pub fn reset(&self) {
-        self.0.store(SENT);
+    /// Forgets everything about an earlier connection. If `empty` is true, the pair is new and holds no bytes. Otherwise it may
+    /// hold some. The engine calls this for a slot that no connection uses.
+    pub fn reset(&self, empty: bool) {
+        self.0.store(if empty { 0 } else { SENT });
     }
 
     /// Records that the library sends through the pair. Call this before the kernel's send, and again after it.
@@ -377,13 +377,13 @@ impl Received {
 }
 
 impl<W: Word> ReceiveRing<'_, W> {
-    /// Lets the program ask for the ring. Returns the position from which positions grow. The engine calls this only while no
-    /// connection uses the slot.
-    pub fn reset(&self) -> u64 {
+    /// Lets the program ask for the ring. If `asked` is true, asks for it in the program's place. Returns the position from
+    /// which positions grow. The engine calls this only while no connection uses the slot.
+    pub fn reset(&self, asked: bool) -> u64 {
         // No thread of an earlier connection has seen a higher position.
         let position = self.filled.load().wrapping_add(1) & POSITION;
         self.filled.store(position);
-        self.word.store(pack(PAIR, position));
+        self.word.store(pack(if asked { ASKED } else { PAIR }, position));
         position
     }
 

@@ -1,7 +1,7 @@
 //! The layout of the shared memory.
 //!
 //! ```text
-//! area:  slot 0 | slot 1 | ... | slot 63 | ready word (4096 bytes) | doorbells (64 bytes for each thread of the engine)
+//! area:  slot 0 | slot 1 | ... | slot 63 | words of the area (4096 bytes) | doorbells (64 bytes for each thread of the engine)
 //! slot:  header (4096 bytes) | send ring | receive ring
 //! ```
 //!
@@ -47,6 +47,20 @@ pub struct SendRoom {
     /// The most unacknowledged bytes in the send ring: the ring's length, or less if the program has set SO_SNDBUF.
     pub limit: AtomicU64,
 }
+
+/// The words of an area that belong to no slot alone.
+#[repr(C)]
+#[derive(Debug)]
+struct AreaWords {
+    ready: Line,
+    from_start: Line,
+    inodes: [AtomicU64; SLOTS],
+}
+
+/// The number of bytes between the slots and the doorbells.
+const WORDS: usize = 4096;
+
+const _: () = assert!(size_of::<AreaWords>() <= WORDS);
 
 /// The header of a slot of shared memory. The engine and the program share its words, and access them only as
 /// atomics. The engine checks every value that it reads, because the program may write any value.
@@ -120,7 +134,7 @@ impl Area {
     /// ring.
     pub const fn len(ring: usize) -> Option<usize> {
         if ring.is_power_of_two() && ring >= Self::LEAST_RING && ring <= Self::MOST_RING {
-            Some(distance(ring) * SLOTS + 4096 + MOST_THREADS * size_of::<DoorbellWords>())
+            Some(distance(ring) * SLOTS + WORDS + MOST_THREADS * size_of::<DoorbellWords>())
         } else {
             None
         }
@@ -150,17 +164,43 @@ impl Area {
         Slot(self.start).header().ring.store(self.ring as u32, Ordering::Relaxed);
     }
 
-    /// Returns the area's ready word. The engine sets bit n when it adds bytes to the receive ring of
-    /// slot n. It never reads the word. The program clears the bit when it finds no bytes in the ring.
-    pub fn ready(&self) -> &AtomicU64 {
-        // SAFETY: the word lies in the mapped area, behind the slots. An atomic is valid for any bytes and may be
+    fn words(&self) -> &AreaWords {
+        // SAFETY: the words lie in the mapped area, behind the slots. Atomics are valid for any bytes and may be
         // shared with other processes.
         unsafe { self.start.add(distance(self.ring) * SLOTS).cast().as_ref() }
     }
 
+    /// Returns the area's ready word. The engine sets bit n when it adds bytes to the receive ring of
+    /// slot n. It never reads the word. The program clears the bit when it finds no bytes in the ring.
+    pub fn ready(&self) -> &AtomicU64 {
+        &self.words().ready.0
+    }
+
+    /// Returns the word that is 1 while new connections get a slot from the start, without a request. The program sets it.
+    /// The engine clears it if connections do not use these slots.
+    pub fn from_start(&self) -> &AtomicU64 {
+        &self.words().from_start.0
+    }
+
+    /// Returns the word with the inode of the connection that uses slot `index`, or 0 if none does. Only the engine writes it.
+    /// By these words, the program finds the slots that it has not requested.
+    ///
+    /// # Panics
+    /// If `index` is not below [`SLOTS`].
+    pub fn inode(&self, index: usize) -> &AtomicU64 {
+        &self.words().inodes[index]
+    }
+
+    /// Returns the slot of the connection with this inode, or `None` if it has none.
+    pub fn find(self, inode: u64) -> Option<Slot> {
+        (0..SLOTS)
+            .find(|&index| self.inode(index).load(Ordering::Acquire) == inode)
+            .and_then(|index| self.slot(index))
+    }
+
     /// Returns the distance in bytes from `slot` to the doorbell of the engine's thread `thread`.
     pub fn distance_to_doorbell(&self, slot: Slot, thread: usize) -> usize {
-        let start = self.start.as_ptr() as usize + distance(self.ring) * SLOTS + 4096;
+        let start = self.start.as_ptr() as usize + distance(self.ring) * SLOTS + WORDS;
         start + thread % MOST_THREADS * size_of::<DoorbellWords>() - slot.0.as_ptr() as usize
     }
 

@@ -229,7 +229,7 @@ fn only_bytes_of_the_library_leave_the_pair_without_further_checks() {
         marks.is_empty(true, || true) && !marks.is_empty(true, || false),
         "the library has not sent these bytes"
     );
-    marks.reset();
+    marks.reset(false);
     assert!(marks.is_empty(true, || true) && marks.is_empty(true, || false));
 }
 
@@ -469,7 +469,7 @@ fn a_late_take_fails() {
     let second = receive.received(100).unwrap();
     receive.close();
     assert!(!receive.ask() && !receive.take(second, 1) && receive.stop());
-    let start = receive.reset();
+    let start = receive.reset(false);
     assert!(receive.ask() && receive.open(start));
     receive.fill(start + 2);
     assert!(!receive.take(second, 1), "the slot belongs to another connection");
@@ -491,7 +491,7 @@ proptest! {
         let ring = ReceiveRing { word: &word, filled: &filled };
         prop_assert!(ring.received(4096).is_none_or(|received| received.len <= 4096 && received.position() <= POSITION));
         prop_assert!(ring.end() <= POSITION && !ring.is_asked());
-        let start = ring.reset();
+        let start = ring.reset(false);
         prop_assert!(ring.ask() && ring.open(start));
     }
 

@@ -21,8 +21,12 @@ impl Engine {
     pub(super) fn establish(&mut self, now: u64, established: &Established<'_>) {
         let &Established { listener, flow, segment, handshake, .. } = &established;
         let Some(socket) = self.stack.sockets.get(*listener) else { return };
-        let Attachment { process, program, closer, .. } = &socket.attachment;
+        let Attachment { process, program, closer, pair: Pair::Listening(pair), .. } = &socket.attachment
+        else {
+            return;
+        };
         let (process, program, closer, v6) = (*process, program.clone(), closer.clone(), socket.v6);
+        let client = pair.client.clone();
         let mut options = socket.options.clone();
         (options.reuse_address, options.reuse_port) = (false, false);
         let (keepalive, linger) = (options.keepalive, options.linger);
@@ -46,6 +50,7 @@ impl Engine {
             self.remove(key);
             return;
         }
+        self.give_slot(now, key, &client, &program_end);
         if let Some(Socket {
             role: Role::Listening(listening),
             attachment: Attachment { pair: Pair::Listening(pair), .. },

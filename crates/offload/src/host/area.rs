@@ -7,7 +7,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The number of connections in a row that leave their slots unused, before new ones get none.
+const MOST_UNUSED: u32 = 8;
 
 /// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
 /// no connection uses the memory.
@@ -28,6 +31,8 @@ pub struct SharedArea {
     used: AtomicU64,
     /// The key of each slot's connection in the table of the thread that runs it.
     keys: [AtomicU64; SLOTS],
+    /// The number of connections in a row that got a slot from the start and did not use it.
+    unused_in_row: AtomicU32,
 }
 
 // SAFETY: this value owns the mapping. The memory is accessed only by atomics and by copies.
@@ -54,7 +59,8 @@ impl SharedArea {
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let keys = [const { AtomicU64::new(0) }; SLOTS];
-        let area = Self { start, ring, len, process, user, used: AtomicU64::new(0), keys };
+        let (used, unused_in_row) = (AtomicU64::new(0), AtomicU32::new(0));
+        let area = Self { start, ring, len, process, user, used, keys, unused_in_row };
         area.area().initialise();
         Ok((area, file))
     }
@@ -92,6 +98,21 @@ impl SharedArea {
     /// Returns true if all slots are reserved.
     pub fn is_full(&self) -> bool {
         self.used.load(Ordering::Relaxed) == u64::MAX
+    }
+
+    /// Returns true if new connections get a slot from the start: the program wants it, and a slot is free.
+    pub fn gives_slots(&self) -> bool {
+        self.area().from_start().load(Ordering::Relaxed) != 0 && !self.is_full()
+    }
+
+    /// Records whether a connection has used the slot that it got from the start. After [`MOST_UNUSED`] in a row that have not,
+    /// new connections get none: the program waits in ways that do not look at slots.
+    pub(super) fn note_use(&self, used: bool) {
+        let unused = if used { 0 } else { self.unused_in_row.load(Ordering::Relaxed) + 1 };
+        self.unused_in_row.store(unused % MOST_UNUSED, Ordering::Relaxed);
+        if unused == MOST_UNUSED {
+            self.area().from_start().store(0, Ordering::Relaxed);
+        }
     }
 
     /// Sets the bit of slot `index` in the ready word of the shared memory. The bit tells the program that

@@ -71,6 +71,11 @@ impl Outstanding {
         client.passed.fetch_add(weight, Ordering::Relaxed);
         Self { client: client.clone(), weight }
     }
+
+    /// Returns the client.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
 }
 
 impl Deref for Outstanding {

@@ -168,7 +168,11 @@ impl Engine {
             process: announcement.process,
             program: announcement.program.clone(),
             end: Some(end.descriptor),
-            pair: Pair::Listening(ListenerPair::new(announcement.filled, Vec::new())),
+            pair: Pair::Listening(ListenerPair::new(
+                announcement.filled,
+                Vec::new(),
+                announcement.client.client(),
+            )),
             copy: true,
             permit: Some(Arc::new(end.permit)),
             closer: announcement.closer.clone(),

@@ -92,6 +92,8 @@ pub struct Direct {
     /// True if the engine took the send ring of the slot away while a thread of the program was writing to
     /// the ring. The thread may still write, so this slot of shared memory is not used again.
     abandoned: bool,
+    /// True if the connection got the slot from the start, and has not used it yet.
+    untried: bool,
     /// True if the connection is in the engine's list of connections with bytes in the receive ring.
     pub listed: bool,
     /// The number of bytes that the program has sent through shared memory.
@@ -106,18 +108,20 @@ unsafe impl Send for Direct {}
 
 impl Direct {
     /// Assigns a slot in the shared memory of `polled` to the connection `key`. `inode` and `device` identify the
-    /// program's end of the socket pair. The program's next byte has the index `written`. Returns `None` if no slot is free.
+    /// program's end of the socket pair. The program's next byte has the index `written`. If `from_start` is true, the pair is
+    /// new and empty, and the first received bytes go into the receive ring. Returns `None` if no slot is free.
     pub fn new(
         now: u64,
         polled: Polled,
         key: Key,
         (inode, device): (u64, u64),
         written: u64,
+        from_start: bool,
     ) -> Option<Self> {
         let area = polled.area().clone();
         let (index, slot) = area.reserve(key)?;
         let header = slot.header();
-        let position = slot.receive().reset();
+        let position = slot.receive().reset(from_start);
         let doorbell = area.area().distance_to_doorbell(slot, polled.thread());
         header.doorbell.store(doorbell as u64, Ordering::Relaxed);
         header.number.store(index as u32, Ordering::Relaxed);
@@ -126,9 +130,10 @@ impl Direct {
         header.low_water.store(0, Ordering::Relaxed);
         header.sleeper.store(0, Ordering::Relaxed);
         header.device.store(device, Ordering::Relaxed);
-        header.inode.store(inode, Ordering::Release);
-        slot.pair().reset();
+        slot.pair().reset(from_start);
         slot.send().open(written);
+        header.inode.store(inode, Ordering::Release);
+        area.area().inode(index).store(inode, Ordering::Release);
         Some(Self {
             area,
             index,
@@ -147,9 +152,10 @@ impl Direct {
             ends: false,
             moved_in_row: 0,
             shunned_until: 0,
-            pair_empty: false,
+            pair_empty: from_start,
             used_at: now,
             abandoned: false,
+            untried: from_start,
             listed: false,
             sent: 0,
             received: 0,
@@ -236,6 +242,7 @@ impl Direct {
             self.collected += len;
             self.sent += len;
             self.used_at = now;
+            self.note_use(true);
         }
         Ok(len)
     }
@@ -388,8 +395,9 @@ impl Direct {
         let taken = self.advance(position)?;
         if taken > 0 {
             (self.used_at, self.progress_at, self.moved_in_row) = (now, now, 0);
+            self.note_use(true);
         }
-        if open && !(self.has_untaken() && now >= self.progress_at + UNTAKEN_LIMIT_NS) {
+        if open && !self.is_overdue(now) {
             return Ok(taken);
         }
         if !open && self.slot.receive().is_asked() {
@@ -400,10 +408,30 @@ impl Direct {
         }
         let taken = taken + self.leave()?;
         if self.moving {
+            self.note_use(false);
             self.shunned_until = now + (SHUN_NS << self.moved_in_row);
             self.moved_in_row = (self.moved_in_row + 1).min(MOST_DOUBLINGS);
         }
         Ok(taken)
+    }
+
+    /// Records the first use of a slot that the connection got from the start, or that the program has not taken received bytes.
+    #[inline]
+    fn note_use(&mut self, used: bool) {
+        if std::mem::take(&mut self.untried) {
+            self.area.note_use(used);
+        }
+    }
+
+    /// Returns true if the program has left bytes in the receive ring for so long that they must go to the pair.
+    #[inline]
+    pub fn is_overdue(&self, now: u64) -> bool {
+        self.has_untaken() && now >= self.progress_at + UNTAKEN_LIMIT_NS
+    }
+
+    /// Gives the program the whole time again to take the bytes in the receive ring.
+    pub fn postpone(&mut self, now: u64) {
+        self.progress_at = now;
     }
 
     /// Takes note of the position up to which the program has taken bytes. Returns the number of new bytes.
@@ -466,6 +494,8 @@ impl Direct {
 
 impl Drop for Direct {
     fn drop(&mut self) {
+        self.note_use(false);
+        self.area.area().inode(self.index).store(0, Ordering::Relaxed);
         self.slot.header().inode.store(0, Ordering::Relaxed);
         self.wake_sleepers();
         self.slot.receive().close();

@@ -73,7 +73,8 @@ impl Engine {
             }
         };
         let (flow, id) = (stream.flow, self.next_id());
-        let pair = StreamPair { filled: Some(filled), ..StreamPair::new() };
+        let client = Arc::downgrade(&request.client);
+        let pair = StreamPair { filled: Some(filled), client, ..StreamPair::new() };
         let role = (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)));
         let options = SocketOptions::default();
         let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit };

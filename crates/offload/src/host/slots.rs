@@ -3,7 +3,7 @@
 
 use super::Engine;
 use super::area::SharedArea;
-use super::control::Request;
+use super::control::{Client, Request};
 use super::direct::Direct;
 use super::memory::allocate_ring;
 use super::open::is_trusted;
@@ -135,14 +135,17 @@ impl Engine {
     }
 
     /// Processes a request for a slot: assigns a slot to the connection, in the memory that is shared with
-    /// the client.
+    /// the client. A request without a connection asks only for the memory.
     pub(super) fn adopt(&mut self, now: u64, request: &Request) -> Reply {
         if !self.shares_memory() {
             return Err(Refusal::Errno(libc::EOPNOTSUPP));
         }
+        let mut reply = Message::new(Operation::Adopt);
+        (reply.name, reply.level) = (self.spin_us(), self.settings.buffer as i32);
+        let Some(fd) = &request.attached else {
+            return self.area(request).map(|(_, file)| (reply, file.map(Arc::new)));
+        };
         let key = self.attached(request)?;
-        let fd = request.attached.as_ref().ok_or(libc::EBADF)?;
-        let status = rustix::fs::fstat(fd).map_err(|error| error.raw_os_error())?;
         // Check the connection first, because a refusal brings no descriptor of a new area.
         let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
         let (Role::Stream(stream), Pair::Stream(pair)) = (&socket.role, &socket.attachment.pair) else {
@@ -155,9 +158,43 @@ impl Engine {
         }
         let has_slot = pair.direct.is_some();
         let (area, file) = self.area(request)?;
-        if !has_slot && area.is_full() {
-            self.evict(now, &area);
+        if !has_slot {
+            if area.is_full() {
+                self.evict(now, &area);
+            }
+            self.assign(now, key, &area, fd, false).ok_or(libc::ENOBUFS)?;
         }
+        let (owner, index) = direct_of(&mut self.stack, key).ok_or(libc::ENOBUFS)?.location();
+        if !Arc::ptr_eq(owner, &area) {
+            return Err(Refusal::Errno(libc::EBUSY));
+        }
+        reply.number = index as i32;
+        self.stack.touch(key);
+        Ok((reply, file.map(Arc::new)))
+    }
+
+    /// Gives a new connection a slot of a client's area from the start, if the client wants it. `program` is the program's end of
+    /// the pair. The pair is empty.
+    pub(super) fn give_slot(&mut self, now: u64, key: Key, client: &Weak<Client>, program: &OwnedFd) {
+        let Some(client) = client.upgrade() else { return };
+        let area = lock(&client.area).clone();
+        if let Some(area) = area.filter(|area| area.gives_slots()) {
+            self.assign(now, key, &area, program, true);
+        }
+    }
+
+    /// Assigns a slot of an area to a connection without one, and makes the slot's rings those of the connection. `program` is the
+    /// program's end of the pair. If `from_start` is true, this pair is empty. Returns `None` if no slot is free.
+    fn assign(
+        &mut self,
+        now: u64,
+        key: Key,
+        area: &Arc<SharedArea>,
+        program: &OwnedFd,
+        from_start: bool,
+    ) -> Option<()> {
+        let status = rustix::fs::fstat(program).ok()?;
+        let polled = self.slots.poll(area, self.stack.thread);
         let Some(Socket {
             role: Role::Stream(stream),
             options,
@@ -165,33 +202,20 @@ impl Engine {
             ..
         }) = self.stack.sockets.get_mut(key)
         else {
-            return Err(Refusal::Errno(libc::EBADF));
+            return None;
         };
-        let mut unused = None;
-        if pair.direct.is_none() {
-            let polled = self.slots.poll(&area, self.stack.thread);
-            let inode = (status.st_ino, status.st_dev);
-            let mut direct = Direct::new(now, polled, key, inode, stream.written).ok_or(libc::ENOBUFS)?;
-            let written = [stream.written, stream.connection.received()];
-            unused = Some((stream.replace_rings(direct.rings()), written));
-            let limit = options.send_limit(stream.send.capacity()) as u64;
-            direct.publish(stream.connection.acknowledged(), limit);
-            pair.direct = Some(Box::new(direct));
+        if stream.is_reassembling() {
+            return None;
         }
-        let direct = pair.direct.as_ref().ok_or(libc::ENOBUFS)?;
-        let (owner, index) = direct.location();
-        if !Arc::ptr_eq(owner, &area) {
-            return Err(Refusal::Errno(libc::EBUSY));
-        }
-        let mut reply = Message::new(Operation::Adopt);
-        reply.number = index as i32;
-        reply.name = self.spin_us();
-        reply.level = self.settings.buffer as i32;
-        if let Some((rings, written)) = unused {
-            self.stack.put_rings(rings, written);
-        }
-        self.stack.touch(key);
-        Ok((reply, file.map(Arc::new)))
+        let inode = (status.st_ino, status.st_dev);
+        let mut direct = Direct::new(now, polled, key, inode, stream.written, from_start)?;
+        let written = [stream.written, stream.connection.received()];
+        let unused = stream.replace_rings(direct.rings());
+        let limit = options.send_limit(stream.send.capacity()) as u64;
+        direct.publish(stream.connection.acknowledged(), limit);
+        pair.direct = Some(Box::new(direct));
+        self.stack.put_rings(unused, written);
+        Some(())
     }
 
     /// Takes a slot of a full area from a connection that has not used it for [`UNUSED_NS`], so that a busier connection can
@@ -323,68 +347,4 @@ impl Engine {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::pair;
-    use super::super::tests::Bench;
-    use super::*;
-    use inlane_offload_protocol::name::SOCKET_LEN;
-    use inlane_offload_protocol::slots::SLOTS;
-    use std::os::fd::AsRawFd;
-
-    #[test]
-    fn each_user_gets_a_share() {
-        let (first, second) = (70_001, 70_002);
-        let most_of = |user, others| (0..).find(|&own| !has_share(user, own, own + others, 128)).unwrap();
-        assert_eq!((most_of(first, 0), most_of(second, 64)), (64, 32));
-        assert_eq!((most_of(0, 0), most_of(0, 100)), (128, 28));
-    }
-
-    /// A program has more connections than slots, and the first ones are idle.
-    #[test]
-    fn an_idle_connection_gives_its_slot_to_a_busy_one() {
-        let mut bench = Bench::polling(400);
-        bench.user = 0;
-        let listener = bench.listening("127.0.0.1:8080");
-        let program = bench.client(1);
-        let mut ends = Vec::new();
-        let mut adopt = |bench: &mut Bench, has_area| {
-            let client = bench.connecting("127.0.0.1:8080").1.unwrap();
-            bench.turn();
-            let mut record = [0; SOCKET_LEN];
-            let server = pair::receive_descriptor(listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
-            let mut message = Message::new(Operation::Adopt);
-            message.number = i32::from(has_area);
-            let reply = bench.ask_over(&program, message, client.try_clone().unwrap());
-            // Each use of a connection prolongs the time for which it keeps its slot.
-            ends.push((client, server));
-            for (client, _) in &ends {
-                pair::send(client.as_raw_fd(), b"x", &[]).unwrap();
-            }
-            bench.turn();
-            reply.status
-        };
-        for index in 0..SLOTS {
-            assert_eq!(adopt(&mut bench, index > 0), 0);
-        }
-        assert_eq!(adopt(&mut bench, true), libc::ENOBUFS, "all connections have just got their slots");
-        bench.now += 2 * UNUSED_NS;
-        assert_eq!(adopt(&mut bench, true), 0);
-        let slots = |bench: &Bench| {
-            let pairs = bench.engine.stack.sockets.iter().map(|(_, socket)| &socket.attachment.pair);
-            pairs.filter(|pair| matches!(pair, Pair::Stream(pair) if pair.direct.is_some())).count()
-        };
-        assert_eq!(slots(&bench), SLOTS);
-        // All connections still carry data.
-        for (client, server) in &ends {
-            pair::send(client.as_raw_fd(), b"there", &[]).unwrap();
-            pair::send(server.as_raw_fd(), b"back", &[]).unwrap();
-        }
-        bench.turn();
-        for (client, server) in &ends {
-            let mut bytes = [0; 256];
-            let len = pair::receive(server.as_raw_fd(), &mut bytes).unwrap();
-            assert!(bytes[..len].ends_with(b"xthere"), "{:?}", &bytes[..len]);
-            assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes).unwrap(), 4);
-        }
-    }
-}
+mod tests;

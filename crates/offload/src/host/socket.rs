@@ -1,6 +1,7 @@
 //! What the host keeps with each socket of the stack: its descriptor, its program, and the state of its pair.
 
 use super::closer::UserCloser;
+use super::control::Client;
 use super::copies::Duplicate;
 use super::direct::Direct;
 use super::pair::{self, Filled};
@@ -11,7 +12,7 @@ use inlane_offload_protocol::datagram::Header;
 use inlane_offload_protocol::name::SocketName;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A socket of a program: the stack's part, with the host's part attached.
 pub type Socket = crate::stack::socket::Socket<Attachment>;
@@ -109,12 +110,14 @@ pub struct ListenerPair {
     pub unread: bool,
     /// The number of bytes that fill the pair, so that the program's end is not writable.
     pub filled: u64,
+    /// The client that let the socket listen. Connections get slots of its shared memory.
+    pub client: Weak<Client>,
 }
 
 impl ListenerPair {
-    /// Creates the state of a new listener, whose pair is filled with `filled` bytes.
-    pub fn new(filled: u64, ends: Vec<Duplicate>) -> Self {
-        Self { unread: true, filled, ends, ..Self::default() }
+    /// Creates the state of a new listener of `client`, whose pair is filled with `filled` bytes.
+    pub fn new(filled: u64, ends: Vec<Duplicate>, client: &Arc<Client>) -> Self {
+        Self { unread: true, filled, ends, client: Arc::downgrade(client), ..Self::default() }
     }
 }
 
@@ -170,6 +173,8 @@ pub struct StreamPair {
     /// The program's end of the pair while the connection is being established. Its send buffer is
     /// full, so the end is not writable.
     pub filled: Option<Filled>,
+    /// The client that connects the socket. The connection gets a slot of its shared memory once it is established.
+    pub client: Weak<Client>,
     /// The connection's slot of the memory that the engine shares with the program. `None` until the program
     /// requests a slot.
     pub direct: Option<Box<Direct>>,

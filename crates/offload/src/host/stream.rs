@@ -53,10 +53,9 @@ impl Engine {
             return;
         };
         let fd = end.as_ref().map(std::os::fd::AsRawFd::as_raw_fd);
-        if stream.connected
-            && let (Some(end), Some(filled)) = (&end, pair.filled.take())
-        {
-            filled.release(end, closer);
+        if stream.connected && pair.filled.is_some() {
+            self.complete_connect(now, key);
+            return self.serve_stream(now, key);
         }
         if pair.filled.is_some() && pair.hung_up && stream.connection.state() == State::SynSent {
             // The program has given the connection up.
@@ -144,6 +143,21 @@ impl Engine {
         }
     }
 
+    /// Lets the program use a connection that has just been established: gives it a slot, and makes the program's end writable.
+    fn complete_connect(&mut self, now: u64, key: Key) {
+        let pair_of = |stack: &mut super::socket::Stack| {
+            let attachment = &mut stack.sockets.get_mut(key)?.attachment;
+            let Pair::Stream(pair) = &mut attachment.pair else { return None };
+            Some((pair.filled.take()?, pair.client.clone()))
+        };
+        let Some((filled, client)) = pair_of(&mut self.stack) else { return };
+        self.give_slot(now, key, &client, filled.program());
+        let attachment = self.stack.sockets.get(key).map(|socket| &socket.attachment);
+        if let Some(Attachment { end: Some(end), closer, .. }) = attachment {
+            filled.release(end, closer);
+        }
+    }
+
     /// Resets a connection whose program broke the protocol of shared memory.
     fn refuse_hostile(&mut self, now: u64, key: Key) {
         self.totals.hostile += 1;
@@ -196,6 +210,11 @@ impl StreamPair {
     /// If the program broke the protocol of shared memory.
     fn deliver(&mut self, now: u64, stream: &mut Stream, fd: RawFd) -> Result<bool, Hostile> {
         if let Some(direct) = &mut self.direct {
+            if self.unaccepted && direct.is_overdue(now) {
+                // Before the program has accepted the connection, it cannot take bytes.
+                self.unaccepted = !pair::is_named(fd);
+                direct.postpone(now);
+            }
             stream.delivered += direct.settle(now)?;
         }
         if self.discards {
@@ -294,7 +313,10 @@ impl StreamPair {
         let Some(direct) = &mut self.direct else { return Ok(()) };
         match direct.collect(now, stream.room(stream.send.capacity() as u64))? {
             0 => {}
-            len => stream.add_written(len),
+            len => {
+                self.unaccepted = false;
+                stream.add_written(len);
+            }
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ impl Engine {
         match existing {
             Some(key) => {
                 let program = request.attached.as_ref().ok_or(libc::EBADF)?;
-                self.connect_bound(now, key, remote, route, program)
+                self.connect_bound(now, key, remote, route, program, request)
             }
             None => {
                 let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
@@ -95,7 +95,7 @@ impl Engine {
                 let holds = message.number != 1;
                 stream.held_until = holds.then_some(now + LONGEST_HOLD_NS);
                 let (key, program) =
-                    self.create(owner(request), local, Some(remote), options, new_role(stream))?;
+                    self.create(owner(request), local, Some(remote), options, new_role(stream, request))?;
                 if !self.claim_flow(flow, key) {
                     self.remove(key);
                     return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
@@ -167,6 +167,7 @@ impl Engine {
         remote: SocketAddr,
         route: Route,
         program: &OwnedFd,
+        request: &Request,
     ) -> Reply {
         let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let socket = self.stack.sockets.get(key).ok_or(libc::EBADF)?;
@@ -203,7 +204,7 @@ impl Engine {
         limit_pair(&options, socket.attachment.end.as_ref());
         socket.local = local;
         // The program may have written to the pair before.
-        (socket.role, socket.attachment.pair) = new_role(stream);
+        (socket.role, socket.attachment.pair) = new_role(stream, request);
         if let Pair::Stream(pair) = &mut socket.attachment.pair {
             pair.readable = true;
         }
@@ -238,7 +239,7 @@ impl Engine {
                 let state = End::Listening(request.message.number);
                 pair::set_end(end, state, self.number, attachment.id, Some(socket.local), &kept);
             }
-            attachment.pair = Pair::Listening(ListenerPair::new(filled, ends));
+            attachment.pair = Pair::Listening(ListenerPair::new(filled, ends, &request.client));
             socket.role = Role::Listening(Box::new(listening));
             return Ok((Message::new(Operation::Listen), None));
         }
@@ -252,6 +253,7 @@ impl Engine {
 
 /// Returns the role of a new connection, and the state of its pair. The pair is empty, so epoll will report the program's
 /// first data.
-fn new_role(stream: Stream) -> (Role, Pair) {
-    (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(StreamPair::new())))
+fn new_role(stream: Stream, request: &Request) -> (Role, Pair) {
+    let pair = StreamPair { client: Arc::downgrade(&request.client), ..StreamPair::new() };
+    (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)))
 }

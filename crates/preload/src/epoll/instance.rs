@@ -75,6 +75,12 @@ impl Instance {
         self.waiter.load(Ordering::Relaxed) == thread()
     }
 
+    /// Returns true if other threads than the calling one have waited for the events of the instance.
+    #[inline]
+    pub fn others_wait(&self) -> bool {
+        self.waiter.load(Ordering::Relaxed) != 0 && !self.waits_alone()
+    }
+
     /// Records that the calling thread waits for events of the instance.
     pub fn note_waiter(&self) {
         let waiter = if self.waiter.load(Ordering::Relaxed) == 0 { thread() } else { SEVERAL };

@@ -86,8 +86,13 @@ fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, ind
         table::watch(index, fd, entry, inode);
     }
     set_events(instance, index, events);
-    if !is_watched && events & libc::EPOLLIN as u32 != 0 {
-        ask(instance, slot);
+    if events & libc::EPOLLIN as u32 != 0 {
+        if instance.others_wait() {
+            // The thread that waits may sleep in the kernel, where bytes in shared memory do not wake it.
+            direct::leave_slot(fd, slot);
+        } else if !is_watched {
+            ask(instance, slot);
+        }
     }
 }
 
@@ -139,6 +144,19 @@ pub fn forget_outdated(slot: Slot) {
         && entry.inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
     {
         unwatch(index);
+    }
+}
+
+/// Watches the registration of the connection `fd`, whose slot `slot` the library has just found. The library has seen the
+/// registration, because it was made for this connection.
+pub fn note_found(fd: RawFd, slot: Slot) {
+    if index_of(slot).is_some()
+        && let Some(entry) = table::entry(fd)
+        && let Some((instance, event)) = entry.requested(fd)
+    {
+        let before = errno();
+        register(entry, instance, fd, event);
+        set_errno(before);
     }
 }
 

@@ -3,7 +3,9 @@
 use super::{Flags, name_of, relisten};
 use super::{addresses, note_connecting};
 use crate::convert::Conversion;
-use crate::{control, convert, datagram, direct, errno, fail, memory, real, set_errno, unconnected, wait};
+use crate::{
+    control, convert, datagram, direct, epoll, errno, fail, memory, real, set_errno, unconnected, wait,
+};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{Local, SOCKET_LEN, SocketName};
 use inlane_offload_protocol::rules::Use;
@@ -102,6 +104,7 @@ pub fn accept(
         }
     };
     direct::note_new(connection);
+    epoll::forget_registration(connection);
     note_connecting(connection);
     wait::note_offloaded(connection);
     if TIMEOUTS_USED.load(Ordering::Relaxed) {
@@ -133,6 +136,7 @@ pub fn accept(
         unsafe { libc::close(connection) };
         return fail(error);
     }
+    direct::expect_slot_of_accepted(connection);
     set_errno(before);
     connection
 }

@@ -50,6 +50,11 @@ impl Filled {
         }
     }
 
+    /// Returns the program's end.
+    pub fn program(&self) -> &Arc<OwnedFd> {
+        &self.program
+    }
+
     /// Returns the value of SO_SNDBUF that the program's end of the socket pair gets once the connection is
     /// established. Until then, this end has a small, full send buffer, so that it is not writable.
     pub fn capacity(&self) -> i32 {
