@@ -32,10 +32,6 @@ const MOST_POLLED: usize = 64;
 /// calls. A signal in this time has the effect of a signal just before the program's call.
 pub const BRIEF_NS: u64 = 10_000;
 
-/// A thread that polls looks at shared memory in each round. It also asks the kernel for events once in this
-/// many rounds.
-const LOOKS: u32 = 64;
-
 /// Limits how many waits skip polling after polling found nothing: at most 2 to this power, minus 1, which is
 /// 63.
 const MOST_SKIPPED: u32 = 6;

@@ -1,7 +1,7 @@
 //! The table of epoll instances: which slots of shared memory they watch, and which thread waits for their events.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The number of descriptors in the table. Epoll instances with higher descriptors get all their events from
 /// the kernel.
@@ -18,6 +18,8 @@ pub struct Instance {
     waiter: AtomicUsize,
     /// The approximate number of waits since the last wait that asked the kernel for events.
     pub calls: AtomicU32,
+    /// True if the last events came from the kernel, and false if they came from shared memory.
+    pub kernel: AtomicBool,
     /// The number of the slot of shared memory whose event is reported first. It changes, because a program
     /// may ask for few events. All connections then get their turn.
     pub first: AtomicU32,
@@ -32,6 +34,7 @@ static INSTANCES: [Instance; MOST] = [const {
         writers: AtomicU64::new(0),
         waiter: AtomicUsize::new(0),
         calls: AtomicU32::new(0),
+        kernel: AtomicBool::new(false),
         first: AtomicU32::new(0),
     }
 }; MOST];

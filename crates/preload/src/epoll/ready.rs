@@ -29,6 +29,11 @@ use std::sync::atomic::Ordering;
 /// The number of consecutive calls that may return only events from shared memory. The next call also asks
 /// the kernel, because other descriptors may have events.
 const CALLS: u32 = 8;
+/// A thread that polls looks at shared memory in each round. It also asks the kernel for events once in this many rounds, if
+/// the last events came from shared memory.
+const ROUNDS: u32 = 64;
+/// The same if the last events came from the kernel.
+const ROUNDS_AFTER_KERNEL: u32 = 2;
 /// The flags of registrations whose events the library can find: level-triggered, and not one-shot or exclusive.
 pub const SUPPORTED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
@@ -244,6 +249,20 @@ impl Waiting {
         self.instance.calls.store(0, Ordering::Relaxed);
     }
 
+    /// Records whether the kernel, which was asked just now, had events.
+    #[inline]
+    pub fn note_source(self, kernel: bool) {
+        if kernel {
+            self.instance.kernel.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns after how many looks at shared memory a thread that polls asks the kernel.
+    #[inline]
+    pub fn rounds(self) -> u32 {
+        if self.instance.kernel.load(Ordering::Relaxed) { ROUNDS_AFTER_KERNEL } else { ROUNDS }
+    }
+
     /// Stores the events that shared memory shows. Returns their number. Leaves errno unchanged.
     pub fn look(self) -> c_int {
         let Some(area) = control::area() else { return 0 };
@@ -301,6 +320,7 @@ impl Waiting {
         if count > 0 {
             let calls = self.instance.calls.load(Ordering::Relaxed);
             self.instance.calls.store(calls.saturating_add(1), Ordering::Relaxed);
+            self.instance.kernel.store(false, Ordering::Relaxed);
         }
         count as c_int
     }

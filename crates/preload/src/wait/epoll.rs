@@ -1,6 +1,6 @@
 //! Waits in epoll_wait(2) and epoll_pwait(2).
 
-use super::{LOOKS, of_milliseconds, offloaded, poll_then_sleep, time_ns};
+use super::{of_milliseconds, offloaded, poll_then_sleep, time_ns};
 use crate::epoll::ready;
 use crate::real;
 use inlane_offload_protocol::address::is_possible;
@@ -44,7 +44,11 @@ pub unsafe fn epoll(
         if let Some(shared) = shared {
             shared.note_kernel();
         }
-        match wait(0, mask) {
+        let result = wait(0, mask);
+        if let Some(shared) = shared {
+            shared.note_source(result > 0);
+        }
+        match result {
             // The kernel has found nothing, so the events of shared memory are still in the program's array.
             0 => found,
             result => result,
@@ -70,9 +74,9 @@ pub unsafe fn epoll(
         &entry.patience,
         of_milliseconds(timeout),
         || {
-            // Ask the kernel only once in LOOKS rounds, because a look at shared memory costs far less than a
+            // Ask the kernel only once in several rounds, because a look at shared memory costs far less than a
             // system call.
-            let asks = looks.is_multiple_of(LOOKS);
+            let asks = looks.is_multiple_of(shared.map_or(1, |shared| shared.rounds()));
             looks = looks.wrapping_add(1);
             match shared {
                 Some(shared) if !asks => shared.look(),
