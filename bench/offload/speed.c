@@ -4,8 +4,9 @@
  *   ping HOST PORT SIZE SECONDS   measures round trips of messages of SIZE bytes
  *   sink HOST PORT                receives until the end of a stream, then sends the number of bytes
  *   source HOST PORT SECONDS      sends to a sink
- *   short HOST PORT               accepts connections, answers one byte with one byte, and closes
- *   churn HOST PORT WIDTH SECONDS opens connections to `short`, WIDTH at once
+ *   short HOST PORT               accepts connections, answers each byte with it, and closes after a 'q'
+ *   churn HOST PORT WIDTH SECONDS [MESSAGES]
+ *                                 opens connections to `short`, WIDTH at once; each exchanges one byte, or MESSAGES
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -153,7 +154,7 @@ static void run_short(void) {
             int fd = events[index].data.fd;
             char byte;
             if (fd != listener) {
-                if (recv(fd, &byte, 1, 0) == 1) send(fd, &byte, 1, MSG_NOSIGNAL);
+                if (recv(fd, &byte, 1, 0) == 1 && send(fd, &byte, 1, MSG_NOSIGNAL) == 1 && byte != 'q') continue;
                 close(fd);
                 continue;
             }
@@ -170,7 +171,12 @@ static void begin(int epoll) {
     watch(epoll, EPOLL_CTL_ADD, fd, EPOLLOUT);
 }
 
-static void run_churn(int width, double seconds) {
+static void send_next(int fd, int left) {
+    if (send(fd, left == 1 ? "q" : "x", 1, MSG_NOSIGNAL) != 1) die("send");
+}
+
+static void run_churn(int width, double seconds, int messages) {
+    static int left[65536];
     int epoll = epoll_create1(0), open = width;
     struct epoll_event events[256];
     uint64_t start = now_ns(), end = start + seconds * 1e9, done = 0, stop = 0;
@@ -184,14 +190,16 @@ static void run_churn(int width, double seconds) {
             int fd = events[index].data.fd;
             char bytes[2];
             if (events[index].events & EPOLLOUT) {
-                if (send(fd, "q", 1, MSG_NOSIGNAL) != 1) die("send");
+                if (fd >= 65536) die("too many descriptors");
+                send_next(fd, left[fd] = messages);
                 watch(epoll, EPOLL_CTL_MOD, fd, EPOLLIN);
                 continue;
             }
             ssize_t got = recv(fd, bytes, 2, 0);
             if (got < 0) die("recv");
             if (got > 0) {
-                if (got != 1 || *bytes != 'q') die("a wrong answer");
+                if (got != 1 || *bytes != (left[fd] == 1 ? 'q' : 'x')) die("a wrong answer");
+                if (--left[fd] > 0) send_next(fd, left[fd]);
                 continue;
             }
             close(fd);
@@ -213,13 +221,13 @@ int main(int count, char **words) {
     address.sin_port = htons(atoi(words[3]));
     if (inet_pton(AF_INET, words[2], &address.sin_addr) != 1) return 2;
     const char *what = words[1];
-    double first = count > 4 ? atof(words[4]) : 0, second = count > 5 ? atof(words[5]) : 0;
+    double first = count > 4 ? atof(words[4]) : 0, second = count > 5 ? atof(words[5]) : 0, third = count > 6 ? atof(words[6]) : 1;
     if (!strcmp(what, "echo")) run_echo(first);
     else if (!strcmp(what, "ping")) run_ping(first, second);
     else if (!strcmp(what, "sink")) run_sink();
     else if (!strcmp(what, "source")) run_source(first);
     else if (!strcmp(what, "short")) run_short();
-    else if (!strcmp(what, "churn")) run_churn(first, second);
+    else if (!strcmp(what, "churn")) run_churn(first, second, third);
     else return 2;
     return 0;
 }
