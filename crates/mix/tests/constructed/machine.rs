@@ -131,14 +131,16 @@ pub struct Done {
     pub busy: f64,
     pub blocked: f64,
     pub queued: f64,
+    /// What stopped it in every slice. `None` if that differed.
+    stopped: Option<Stopped>,
 }
 
 /// What stopped a worker in a slice.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Stopped {
     Threads,
-    Core,
-    Pool,
+    Core(usize),
+    Pool(usize),
     Window,
     Quota,
     Idle,
@@ -201,8 +203,8 @@ impl Machine {
                         let time = bytes * worker.time * (1.0 + worker.stall * (latency - 1.0));
                         let full = worker.takes.iter().find(|(pool, units)| tokens[*pool] < units * bytes);
                         let limited_by = match full {
-                            Some((pool, _)) if self.is_core(*pool) => Some(Stopped::Core),
-                            Some(_) => Some(Stopped::Pool),
+                            Some((pool, _)) if self.is_core(*pool) => Some(Stopped::Core(*pool)),
+                            Some((pool, _)) => Some(Stopped::Pool(*pool)),
                             None if cpu[of] < time => Some(Stopped::Threads),
                             None if pace[of] < bytes => Some(Stopped::Idle),
                             None if flight[of] < bytes => Some(Stopped::Window),
@@ -245,15 +247,17 @@ impl Machine {
                 let rest = 1.0 - share;
                 let (busy, blocked, queued) = match stopped[of] {
                     Stopped::Threads => (1.0, 0.0, 0.0),
-                    Stopped::Core => (share, 0.0, rest),
+                    Stopped::Core(_) => (share, 0.0, rest),
                     Stopped::Quota => (share, 0.0, rest),
-                    Stopped::Pool if worker.waits_busy => (1.0, 0.0, 0.0),
-                    Stopped::Pool | Stopped::Window => (share, rest, 0.0),
+                    Stopped::Pool(_) if worker.waits_busy => (1.0, 0.0, 0.0),
+                    Stopped::Pool(_) | Stopped::Window => (share, rest, 0.0),
                     Stopped::Idle => (share, 0.0, 0.0),
                 };
                 done[of].busy += if worker.polls { 1.0 - queued } else { busy };
                 done[of].blocked += if worker.polls { 0.0 } else { blocked };
                 done[of].queued += queued;
+                let before = if turn == SETTLE { Some(stopped[of]) } else { done[of].stopped };
+                done[of].stopped = before.filter(|before| *before == stopped[of]);
             }
             let hungry: Vec<usize> =
                 active.iter().copied().filter(|of| stopped[*of] == Stopped::Quota).collect();
@@ -293,11 +297,29 @@ impl Machine {
 
     /// Returns what limits a worker: every limit whose raise helps it at least half as much as the best raise does, and every
     /// limit whose reduction harms it nearly as much as the worst one does. These differ if two limits are nearly
-    /// equal: then only both raises together help. `None` stands for limits without a name.
+    /// equal: then only both raises together help. And the full pool or the quota for which it waits all the time: another load
+    /// may take most of what a raise gives, and a change of another limit helps most if it slows that load down. `None` stands for
+    /// limits without a name.
     pub fn truth(&self, of: usize, paces: &[f64]) -> Vec<Option<Bottleneck>> {
         let mut truth = self.responses(of, paces, RAISE, 1.0, 0.5);
         truth.extend(self.responses(of, paces, REDUCE, -1.0, 0.4));
+        truth.extend(match self.run(paces).0[of].stopped {
+            Some(Stopped::Pool(pool) | Stopped::Core(pool)) => self.names(of, pool, self.is_own(paces, pool)),
+            Some(Stopped::Quota) => vec![Some(Bottleneck::Quota)],
+            _ => Vec::new(),
+        });
         truth
+    }
+
+    /// Returns true if only one of the running workers uses `pool`.
+    fn is_own(&self, paces: &[f64], pool: usize) -> bool {
+        self.users(paces, pool).count() == 1
+    }
+
+    /// Returns the running workers that use `pool`.
+    fn users(&self, paces: &[f64], pool: usize) -> impl Iterator<Item = usize> {
+        let takes = move |worker: &usize| self.workers[*worker].takes.iter().any(|(of, _)| *of == pool);
+        (0..paces.len()).filter(move |at| paces[*at] > 0.0).filter(takes)
     }
 
     /// Returns the limits whose change by `factor` changes the rate of a worker most. `sign` is that of the change. An
@@ -316,18 +338,16 @@ impl Machine {
             change(&mut machine);
             sign * (machine.run(paces).0[of].rate / before - 1.0)
         };
-        let takes = |worker: usize, pool: usize| self.workers[worker].takes.iter().any(|(of, _)| *of == pool);
-        let users = |pool: usize| (0..paces.len()).filter(move |at| paces[*at] > 0.0 && takes(*at, pool));
         let mut effects: Vec<(Option<Bottleneck>, f64)> = Vec::new();
         for pool in 0..self.pools.len() {
             // A faster core gives more time to each thread on it.
-            let on_it: Vec<usize> = users(pool).filter(|_| self.is_core(pool)).collect();
+            let on_it: Vec<usize> = self.users(paces, pool).filter(|_| self.is_core(pool)).collect();
             let change = |machine: &mut Machine| {
                 machine.pools[pool].capacity *= factor;
                 on_it.iter().for_each(|at| machine.workers[*at].threads *= factor);
             };
             let effect = with(&change);
-            let names = self.names(of, pool, users(pool).count() == 1);
+            let names = self.names(of, pool, self.is_own(paces, pool));
             effects.extend(names.into_iter().map(|name| (name, effect)));
         }
         if !self.workers[of].takes.iter().any(|(pool, _)| self.is_core(*pool)) {
