@@ -20,6 +20,9 @@ const CLAIM_LIMIT_NS: u64 = 100_000_000;
 /// The nanoseconds for which a program may leave bytes in the receive ring and take none. Then the engine moves the
 /// bytes to the pair. Normally a program takes them within a microsecond.
 const UNTAKEN_LIMIT_NS: u64 = 500_000;
+/// The longest that bytes wait in the receive ring for a program that has not accepted the connection, in nanoseconds. They keep the
+/// engine awake meanwhile.
+const UNACCEPTED_LIMIT_NS: u64 = 100_000_000;
 /// The number of taken bytes after which the engine tells TCP at once. Otherwise it does so with its next work, and in the
 /// next check of all connections with received bytes.
 const TAKEN: u64 = 16 << 10;
@@ -92,6 +95,8 @@ pub struct Direct {
     /// True if the engine took the send ring of the slot away while a thread of the program was writing to
     /// the ring. The thread may still write, so this slot of shared memory is not used again.
     abandoned: bool,
+    /// When bytes arrived in the empty receive ring, in nanoseconds.
+    arrived_at: u64,
     /// True if the connection got the slot from the start, and has not used it yet.
     untried: bool,
     /// True if the connection is in the engine's list of connections with bytes in the receive ring.
@@ -155,6 +160,7 @@ impl Direct {
             pair_empty: from_start,
             used_at: now,
             abandoned: false,
+            arrived_at: 0,
             untried: from_start,
             listed: false,
             sent: 0,
@@ -360,7 +366,7 @@ impl Direct {
         let filled = next_position(start.wrapping_sub(self.base), len);
         if filled != self.filled {
             if !self.has_untaken() {
-                self.progress_at = now;
+                (self.progress_at, self.arrived_at) = (now, now);
             }
             (self.filled, self.used_at) = (filled, now);
             receive.fill(filled);
@@ -429,9 +435,12 @@ impl Direct {
         self.has_untaken() && now >= self.progress_at + UNTAKEN_LIMIT_NS
     }
 
-    /// Gives the program the whole time again to take the bytes in the receive ring.
+    /// Gives a program that has not accepted the connection the whole time again to take the bytes in the receive ring, unless they
+    /// have waited for [`UNACCEPTED_LIMIT_NS`].
     pub fn postpone(&mut self, now: u64) {
-        self.progress_at = now;
+        if now < self.arrived_at + UNACCEPTED_LIMIT_NS {
+            self.progress_at = now;
+        }
     }
 
     /// Takes note of the position up to which the program has taken bytes. Returns the number of new bytes.

@@ -145,6 +145,25 @@ fn the_first_bytes_of_a_connection_go_through_its_slot() {
     assert_eq!(pair::receive(client.as_raw_fd(), &mut bytes).unwrap(), 0, "the connection has ended");
 }
 
+/// Bytes in a ring keep the engine awake.
+#[test]
+fn a_program_that_never_accepts_does_not_keep_the_engine_awake() {
+    let mut server = Server::new();
+    let _client = server.connect();
+    assert!(!server.bench.engine.falls_asleep_beside_programs(), "the byte waits in the ring");
+    for _ in 0..8 {
+        server.turn();
+    }
+    assert!(server.bench.engine.falls_asleep_beside_programs());
+    let (end, slot) = server.accept();
+    assert!(slot.is_some_and(|slot| slot.received().is_none()));
+    assert_eq!(
+        pair::receive(end.as_raw_fd(), &mut [0; 16]).unwrap(),
+        1,
+        "the byte has come through the pair"
+    );
+}
+
 /// The program waits in ways that do not look at slots, such as raw system calls.
 #[test]
 fn slots_that_programs_do_not_use_are_given_no_longer() {
