@@ -50,8 +50,8 @@ impl Error {
 /// A file or standard output for a result. Open the target before the run. The run may drop privileges that
 /// opening needs. It should not start if its result cannot be written.
 ///
-/// An existing file keeps its content until something is written, and also if the disk has no room for what is written. If the
-/// target created the file, and nothing was written, dropping the target removes the file.
+/// An existing file keeps its content until something is written. It also keeps it if the write fails because the disk is full. If
+/// the target created the file, and nothing was written, dropping the target removes the file.
 pub struct OutputTarget {
     path: PathBuf,
     /// `None` for standard output.

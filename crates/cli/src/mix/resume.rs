@@ -67,10 +67,10 @@ impl Earlier {
         Ok(Self { loads, observations, file })
     }
 
-    /// Returns the observations, for a session that has these loads and phases.
+    /// Returns the observations. `loads` and `phases` are those of the session that continues this one.
     ///
     /// # Errors
-    /// If they are not those of such a session.
+    /// If the observations are of other loads or phases.
     pub fn observations(&self, loads: &[Loaded], phases: &[Phase]) -> Result<Vec<Observation>, Error> {
         // A session that was interrupted before its first observation, or failed, has nothing to keep.
         if !self.observations.is_empty() && !self.loads.iter().eq(loads.iter().map(|load| &load.name)) {

@@ -72,7 +72,7 @@ struct Waiting {
     pool: Option<Arc<dyn Pool>>,
     /// The run receives nothing more. All packets were freed, and stay as they are, because nobody allocates buffers any more.
     over: bool,
-    /// The number of [`PacketsInPlace`] that are neither in `held` nor freed yet.
+    /// The number of [`PacketsInPlace`] whose packets the program is freeing now.
     freeing: usize,
 }
 
@@ -103,7 +103,7 @@ impl Waiting {
         let held = self.held.values().map(|held| held.as_slice());
         let lists = self.lists.iter().map(Vec::as_slice);
         for packets in held.chain(lists).chain([self.parked.as_slice()]) {
-            // SAFETY: the packets are from this pool. The queue or `take` put each of them here once, and after `over` nobody frees them.
+            // SAFETY: the packets are from this pool, and each of them is in one of these lists only. Nobody frees them after `over`.
             unsafe { pool.free(packets) };
         }
         self.held.clear();

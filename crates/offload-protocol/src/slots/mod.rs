@@ -60,6 +60,9 @@
 //!        +-- stop, leave (program), end (engine) ------+      close (engine): any mode -> CLOSED
 //! ```
 //!
+//! A slot that a connection has from the start begins in mode ASKED: the engine has asked in the program's place, so that the first
+//! bytes go into the ring.
+//!
 //! The engine opens the ring only if the pair is empty. From then on it only counts up the filled position, and the
 //! program takes bytes in parts of any size. When the engine has added bytes, it sets the slot's bit in [`Area::ready`], so
 //! epoll_wait finds them without a system call.
