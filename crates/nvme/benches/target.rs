@@ -18,7 +18,7 @@ use inlane_nvme::target::{Config, Hosts, Target};
 use inlane_nvme::wire::command::{
     Command, ConnectData, Sgl, admin, cc, connect, csts, feature, io, property,
 };
-use inlane_nvme::wire::pdu::{CapsuleCmd, Digests, IcReq, MAX_HEADER, encode};
+use inlane_nvme::wire::pdu::{Digests, Kind, MAX_HEADER, Pdu, encode};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ impl Load {
         command.cid = cid.into();
         let start = out.len();
         out.resize(start + MAX_HEADER, 0);
-        let length = encode(&CapsuleCmd::new(command), 0, self.digests, 4, &mut out[start..]);
+        let length = encode(&Pdu::new(Kind::CapsuleCmd, 0, command), 0, self.digests, 4, &mut out[start..]);
         out.truncate(start + length);
     }
 
@@ -202,7 +202,7 @@ fn plain(core: usize, source: Source, request: usize, response: usize, block: us
 fn call(stream: &mut TcpStream, digests: Digests, mut command: Command, data: &[u8]) -> u32 {
     command.cid = 1.into();
     let mut bytes = vec![0; MAX_HEADER];
-    let length = encode(&CapsuleCmd::new(command), data.len() as u32, digests, 4, &mut bytes);
+    let length = encode(&Pdu::new(Kind::CapsuleCmd, 0, command), data.len() as u32, digests, 4, &mut bytes);
     bytes.truncate(length);
     bytes.extend_from_slice(data);
     if digests.data && !data.is_empty() {
@@ -220,7 +220,7 @@ fn initialize(address: SocketAddr, digests: Digests) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("connected");
     stream.set_nodelay(true).expect("set");
     let mut bytes = [0; MAX_HEADER];
-    let length = encode(&IcReq::new(digests, 1), 0, Digests::default(), 4, &mut bytes);
+    let length = encode(&Pdu::initialization(Kind::IcReq, digests, 0), 0, Digests::default(), 4, &mut bytes);
     stream.write_all(&bytes[..length]).expect("sent");
     stream.read_exact(&mut bytes).expect("received");
     stream

@@ -23,7 +23,7 @@ pub use command::{Done, Failure, Submission};
 
 use super::Buffer;
 use crate::wire::command::{Completion, Sgl, Status};
-use crate::wire::pdu::{CapsuleCmd, Digests, IcReq, Rules, Sender};
+use crate::wire::pdu::{Digests, Fault, Kind, Pdu, Rules, Sender, encode_termination};
 use command::Slot;
 use inbox::{ReceivedBytes, SMALL_SPACE};
 use outbox::Outbox;
@@ -78,7 +78,7 @@ impl HostConnection {
             max_data: u32::MAX,
         };
         let mut outbox = Outbox::default();
-        outbox.push(&IcReq::new(digests, 1), 0, digests, 4);
+        outbox.push(&Pdu::initialization(Kind::IcReq, digests, 0), 0, digests, 4);
         Self {
             rules,
             ready: false,
@@ -178,7 +178,7 @@ impl HostConnection {
         let in_capsule = len > 0 && command.sends_data() && len <= self.max_capsule_data;
         command.sgl = if in_capsule { Sgl::in_capsule(len) } else { Sgl::transport(len) };
         let sent = if in_capsule { len } else { 0 };
-        self.outbox.push(&CapsuleCmd::new(command), sent, self.rules.digests, self.alignment);
+        self.outbox.push(&Pdu::new(Kind::CapsuleCmd, 0, command), sent, self.rules.digests, self.alignment);
         if in_capsule {
             let bytes = buffer.as_ref().expect("a write has a buffer").bytes();
             self.outbox.push_data(index, 0, bytes, self.rules.digests.data);
@@ -293,11 +293,10 @@ impl HostConnection {
         }
     }
 
-    /// Returns the header of the last received PDU. After a fault, this is the header of the faulty PDU, and
-    /// a termination request sends it back. If the PDU's first 8 bytes (the common header) are invalid,
-    /// returns only these 8 bytes.
-    pub fn faulty_pdu(&self) -> &[u8] {
-        self.inbox.faulty_pdu()
+    /// Writes the termination request for `fault`, which the connection has just reported, into `out`. Returns the
+    /// number of bytes written, at most 152.
+    pub fn encode_termination(&self, fault: &Fault, out: &mut [u8]) -> usize {
+        encode_termination(&self.rules, fault, self.inbox.input.bytes(), out)
     }
 
     fn release(&mut self, index: u16, completion: Completion) {

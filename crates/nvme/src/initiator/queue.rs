@@ -2,7 +2,7 @@
 //! drive the state machine.
 
 use super::connection::{Done, Failure, HostConnection, Submission};
-use crate::wire::pdu::{Digests, Sender, encode_termination};
+use crate::wire::pdu::Digests;
 use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_linger;
@@ -263,8 +263,7 @@ impl Queue {
             Failure::Terminated(termination) => Error::Terminated { peer, termination },
             Failure::Fault(fault) => {
                 let mut request = [0; 152];
-                let len =
-                    encode_termination(Sender::Host, &fault, self.connection.faulty_pdu(), &mut request);
+                let len = self.connection.encode_termination(&fault, &mut request);
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 // Ignore a failure to report the reason, because the connection ends anyway.
                 let _ = rustix::net::send(&self.socket, &request[..len], flags);

@@ -8,7 +8,7 @@ mod flood;
 use super::subsystem::Limits;
 use super::{Config, Hosts, Target};
 use crate::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, csts, feature, io, property};
-use crate::wire::pdu::{CapsuleCmd, Data, Digests, IcReq, Kind, MAX_HEADER, data_flags, encode};
+use crate::wire::pdu::{Digests, Kind, MAX_HEADER, Pdu, data_flags, encode};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -62,7 +62,13 @@ fn initialize(target: &Target) -> std::io::Result<TcpStream> {
 
 fn initialize_on(mut stream: TcpStream) -> std::io::Result<TcpStream> {
     let mut bytes = [0; MAX_HEADER];
-    let length = encode(&IcReq::new(Digests::default(), 1), 0, Digests::default(), 4, &mut bytes);
+    let length = encode(
+        &Pdu::initialization(Kind::IcReq, Digests::default(), 0),
+        0,
+        Digests::default(),
+        4,
+        &mut bytes,
+    );
     stream.write_all(&bytes[..length])?;
     stream.read_exact(&mut bytes)?;
     Ok(stream)
@@ -74,7 +80,8 @@ fn send(stream: &mut TcpStream, command: Command, data: &[u8]) {
 
 fn try_send(stream: &mut TcpStream, command: Command, data: &[u8]) -> std::io::Result<()> {
     let mut bytes = vec![0; MAX_HEADER];
-    let length = encode(&CapsuleCmd::new(command), data.len() as u32, Digests::default(), 4, &mut bytes);
+    let length =
+        encode(&Pdu::new(Kind::CapsuleCmd, 0, command), data.len() as u32, Digests::default(), 4, &mut bytes);
     bytes.truncate(length);
     bytes.extend_from_slice(data);
     stream.write_all(&bytes)
@@ -243,7 +250,7 @@ fn a_host_that_drips_requested_data_is_closed() {
     slow.read_exact(&mut r2t).unwrap();
     let mut bytes = vec![0; MAX_HEADER];
     let header =
-        Data::new(Kind::H2cData, data_flags::LAST, 0, u16::from_le_bytes([r2t[10], r2t[11]]), 0, 1 << 20);
+        Pdu::transfer(Kind::H2cData, data_flags::LAST, 0, u16::from_le_bytes([r2t[10], r2t[11]]), 0, 1 << 20);
     let length = encode(&header, 1 << 20, Digests::default(), 4, &mut bytes);
     slow.write_all(&bytes[..length]).unwrap();
     let start = Instant::now();
@@ -352,7 +359,7 @@ fn many_file_reads_in_flight_are_all_answered() {
         let mut command = Command::blocks(io::READ, 1, u64::from(block) * 8, 8, Sgl::transport(4096));
         command.cid = block.into();
         let mut capsule = vec![0; MAX_HEADER];
-        let length = encode(&CapsuleCmd::new(command), 0, Digests::default(), 4, &mut capsule);
+        let length = encode(&Pdu::new(Kind::CapsuleCmd, 0, command), 0, Digests::default(), 4, &mut capsule);
         commands.extend_from_slice(&capsule[..length]);
     }
     queue.write_all(&commands).unwrap();

@@ -24,8 +24,7 @@ mod layout;
 mod tests;
 
 pub use digest::{RunningDigest, digest};
+pub(crate) use fault::field;
 pub use fault::{FatalStatus, Fault, Termination, encode_termination};
-pub use header::{
-    CapsuleCmd, CapsuleResp, Common, Data, Header, IcReq, IcResp, R2t, TermReq, data_flags, encode,
-};
+pub use header::{Common, Header, Initialization, Pdu, TermReq, Transfer, data_flags, encode};
 pub use layout::{Digests, Kind, Layout, MAX_HEADER, Rules, Sender};

@@ -2,7 +2,7 @@
 
 use crate::initiator::Buffer;
 use crate::input::Input;
-use crate::wire::pdu::{Fault, Header, Kind, Layout, MAX_HEADER, Rules, RunningDigest};
+use crate::wire::pdu::{Fault, Header, Kind, Layout, Rules, RunningDigest};
 
 /// The least size of data that is received directly into its buffer, in bytes. Smaller data is received into
 /// the input buffer and copied, because one system call can then receive many PDUs.
@@ -56,28 +56,12 @@ impl Payload {
 }
 
 /// The received bytes of a connection that are not processed yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReceivedBytes {
     pub(super) input: Input,
     pub(super) payload: Option<Payload>,
     /// True if the last data had at least `LARGE` bytes, so the next is expected to be large, too.
     pub(super) expect_large: bool,
-    /// The header of the last received PDU, in the first `last_len` bytes. A termination request contains
-    /// this header.
-    last: [u8; MAX_HEADER],
-    last_len: usize,
-}
-
-impl Default for ReceivedBytes {
-    fn default() -> Self {
-        Self {
-            input: Input::default(),
-            payload: None,
-            expect_large: false,
-            last: [0; MAX_HEADER],
-            last_len: 0,
-        }
-    }
 }
 
 impl ReceivedBytes {
@@ -88,17 +72,10 @@ impl ReceivedBytes {
 
     /// Decodes the next header, if it has arrived. Returns also the number of bytes to remove from the input: the header
     /// and its padding.
-    pub(super) fn next_header(
-        &mut self,
-        rules: &Rules,
-    ) -> Result<Option<(Layout, usize, Header<'_>)>, Fault> {
+    pub(super) fn next_header(&self, rules: &Rules) -> Result<Option<(Layout, usize, Header<'_>)>, Fault> {
         let available = self.input.bytes();
         let Some(common) = available.first_chunk() else { return Ok(None) };
-        let mut remember = |header: &[u8]| {
-            self.last[..header.len()].copy_from_slice(header);
-            self.last_len = header.len();
-        };
-        let layout = Layout::decode(common, rules).inspect_err(|_| remember(common))?;
+        let layout = Layout::decode(common, rules)?;
         // Wait for the header and the data of a termination request, because both are skipped together. The
         // data has at most 128 bytes.
         let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
@@ -107,12 +84,7 @@ impl ReceivedBytes {
             return Ok(None);
         }
         let header = &available[..usize::from(layout.header_bytes)];
-        remember(&header[..layout.kind.header_len()]);
         layout.check_digest(header)?;
         Ok(Some((layout, needed, Header::decode(&layout, header)?)))
-    }
-
-    pub(super) fn faulty_pdu(&self) -> &[u8] {
-        &self.last[..self.last_len]
     }
 }

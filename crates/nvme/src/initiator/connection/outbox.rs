@@ -1,9 +1,9 @@
 //! The bytes to send. Headers are stored here; data stays in the buffers of its commands.
 
-use crate::wire::pdu::{Digests, MAX_HEADER, digest, encode};
+use crate::wire::pdu::{Digests, MAX_HEADER, Pdu, digest, encode};
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes, Unaligned};
 
 #[derive(Clone, Copy, Debug)]
 enum Segment {
@@ -44,9 +44,9 @@ impl Outbox {
     }
 
     /// Adds the header of a PDU whose data has `data` bytes.
-    pub(super) fn push<T: IntoBytes + Immutable>(
+    pub(super) fn push<T: IntoBytes + Immutable + Unaligned>(
         &mut self,
-        header: &T,
+        header: &Pdu<T>,
         data: u32,
         digests: Digests,
         alignment: u8,

@@ -1,16 +1,15 @@
 use super::*;
 use crate::wire::command::{Command, Status, io};
 use crate::wire::pdu::{
-    self, CapsuleResp, Data, FatalStatus, Fault, Header, IcResp, Kind, Layout, MAX_HEADER, R2t, Termination,
-    data_flags,
+    self, FatalStatus, Fault, Header, Kind, Layout, MAX_HEADER, Pdu, Termination, Transfer, data_flags,
 };
 use proptest::prelude::*;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes, Unaligned};
 
 const NO_DIGESTS: Digests = Digests { header: false, data: false };
 const BOTH: Digests = Digests { header: true, data: true };
 
-fn pdu<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests) -> Vec<u8> {
+fn pdu<T: IntoBytes + Immutable + Unaligned>(header: &Pdu<T>, data: &[u8], digests: Digests) -> Vec<u8> {
     let mut out = [0; MAX_HEADER];
     let written = pdu::encode(header, data.len() as u32, digests, 4, &mut out);
     let mut pdu = out[..written].to_vec();
@@ -22,7 +21,7 @@ fn pdu<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests) -> V
 }
 
 fn response(cid: u16, status: Status, digests: Digests) -> Vec<u8> {
-    pdu(&CapsuleResp::new(Completion::new(cid, status, 0, 0, 0)), &[], digests)
+    pdu(&Pdu::new(Kind::CapsuleResp, 0, Completion::new(cid, status, 0, 0, 0)), &[], digests)
 }
 
 /// Passes received bytes to the connection, at most `part` bytes at a time.
@@ -59,7 +58,8 @@ fn ready(digests: Digests) -> HostConnection {
     let mut connection = HostConnection::new(digests, 9, 8192);
     assert_eq!(sent(&mut connection, 10)[..8], [0, 0, 128, 0, 128, 0, 0, 0]);
     assert!(!connection.is_ready());
-    feed(&mut connection, &pdu(&IcResp::new(digests, 4096), &[], NO_DIGESTS), 7).unwrap();
+    feed(&mut connection, &pdu(&Pdu::initialization(Kind::IcResp, digests, 4096), &[], NO_DIGESTS), 7)
+        .unwrap();
     assert!(connection.is_ready());
     connection
 }
@@ -84,14 +84,16 @@ fn submit(connection: &mut HostConnection, request: Submission) -> u16 {
 }
 
 fn c2h(cid: u16, flags: u8, at: u32, data: &[u8], digests: Digests) -> Vec<u8> {
-    pdu(&Data::new(Kind::C2hData, flags, cid, 0, at, data.len() as u32), data, digests)
+    pdu(&Pdu::transfer(Kind::C2hData, flags, cid, 0, at, data.len() as u32), data, digests)
 }
 
 fn expect_fault(connection: &mut HostConnection, bytes: &[u8], status: FatalStatus, field: &str) {
     match feed(connection, bytes, usize::MAX) {
         Err(Failure::Fault(fault)) => {
             assert_eq!((fault.status, fault.field), (status, field), "{fault}");
-            let header = connection.faulty_pdu();
+            let mut request = [0; 152];
+            let len = connection.encode_termination(&fault, &mut request);
+            let header = &request[24..len];
             assert_eq!(header[0], fault.kind, "{fault}");
             assert!(bytes.windows(header.len()).any(|part| part == header), "{fault}: {header:?}");
         }
@@ -163,7 +165,8 @@ fn large_writes_are_sent_as_requested_in_exact_order() {
             Rules { sender: Sender::Host, digests, alignment: 4, max_capsule_data: 8192, max_data: 4096 };
         let mut received = Vec::new();
         for (tag, at, len) in [(5, 0, 10_000), (6, 10_000, 10_480)] {
-            feed(&mut connection, &pdu(&R2t::new(cid, tag, at, len), &[], digests), 9).unwrap();
+            feed(&mut connection, &pdu(&Pdu::transfer(Kind::R2t, 0, cid, tag, at, len), &[], digests), 9)
+                .unwrap();
             let bytes = sent(&mut connection, 777);
             let mut rest = &bytes[..];
             while !rest.is_empty() {
@@ -171,7 +174,7 @@ fn large_writes_are_sent_as_requested_in_exact_order() {
                 layout.check_digest(rest).unwrap();
                 let Header::H2cData(header) = Header::decode(&layout, rest).unwrap() else { panic!() };
                 assert_eq!((header.cccid.get(), header.ttag.get()), (cid, tag));
-                assert_eq!(header.datao.get() as usize, received.len());
+                assert_eq!(header.offset.get() as usize, received.len());
                 let data = &rest[layout.data_at()..][..layout.data_bytes as usize];
                 received.extend_from_slice(data);
                 rest = &rest[layout.total_bytes()..];
@@ -189,7 +192,8 @@ fn large_writes_are_sent_as_requested_in_exact_order() {
 fn a_command_that_ends_while_its_data_is_sent_keeps_its_buffer_until_then() {
     let mut connection = ready(NO_DIGESTS);
     let cid = submit(&mut connection, request(io::WRITE, 16_384));
-    feed(&mut connection, &pdu(&R2t::new(cid, 1, 0, 16_384), &[], NO_DIGESTS), usize::MAX).unwrap();
+    feed(&mut connection, &pdu(&Pdu::transfer(Kind::R2t, 0, cid, 1, 0, 16_384), &[], NO_DIGESTS), usize::MAX)
+        .unwrap();
     feed(&mut connection, &response(cid, Status::INTERNAL_ERROR, NO_DIGESTS), usize::MAX).unwrap();
     assert!(connection.next_done().is_none());
     let again = response(cid, Status::SUCCESS, NO_DIGESTS);
@@ -233,25 +237,42 @@ fn violations_of_a_hostile_controller_are_refused() {
     refuse(io::WRITE, &data(0, 512), InvalidHeaderField, "CCCID");
     refuse(io::READ, &|cid| response(cid, Status::SUCCESS, NO_DIGESTS), SequenceError, "CID");
     refuse(io::WRITE, &|cid| response(cid, Status::SUCCESS, NO_DIGESTS), SequenceError, "CID");
-    refuse(io::READ, &|cid| pdu(&R2t::new(cid, 0, 0, 512), &[], NO_DIGESTS), InvalidHeaderField, "CCCID");
-    refuse(io::WRITE, &|cid| pdu(&R2t::new(cid, 0, 1, 16_384), &[], NO_DIGESTS), DataOutOfRange, "R2TL");
-    let two = |second: R2t| {
+    refuse(
+        io::READ,
+        &|cid| pdu(&Pdu::transfer(Kind::R2t, 0, cid, 0, 0, 512), &[], NO_DIGESTS),
+        InvalidHeaderField,
+        "CCCID",
+    );
+    refuse(
+        io::WRITE,
+        &|cid| pdu(&Pdu::transfer(Kind::R2t, 0, cid, 0, 1, 16_384), &[], NO_DIGESTS),
+        DataOutOfRange,
+        "R2TL",
+    );
+    let two = |second: Pdu<Transfer>| {
         move |cid| {
-            let mut bytes = pdu(&R2t::new(cid, 0, 0, 8192), &[], NO_DIGESTS);
-            bytes.extend(pdu(&R2t { cccid: cid.into(), ..second }, &[], NO_DIGESTS));
+            let mut bytes = pdu(&Pdu::transfer(Kind::R2t, 0, cid, 0, 0, 8192), &[], NO_DIGESTS);
+            let fields = Transfer { cccid: cid.into(), ..second.fields };
+            bytes.extend(pdu(&Pdu { fields, ..second }, &[], NO_DIGESTS));
             bytes
         }
     };
-    refuse(io::WRITE, &two(R2t::new(0, 1, 8192, 8192)), LimitExceeded, "CCCID");
-    refuse(io::READ, &|_| pdu(&IcResp::new(NO_DIGESTS, 4096), &[], NO_DIGESTS), SequenceError, "PDU-Type");
+    refuse(io::WRITE, &two(Pdu::transfer(Kind::R2t, 0, 0, 1, 8192, 8192)), LimitExceeded, "CCCID");
+    refuse(
+        io::READ,
+        &|_| pdu(&Pdu::initialization(Kind::IcResp, NO_DIGESTS, 4096), &[], NO_DIGESTS),
+        SequenceError,
+        "PDU-Type",
+    );
     let success = data_flags::LAST | data_flags::SUCCESS;
     refuse(io::READ, &|cid| c2h(cid, success, 0, &[1; 8], NO_DIGESTS), SequenceError, "FLAGS");
 
     // An R2T that asks again for data that was already sent must be a fault.
     let (mut connection, cid) = setup(io::WRITE, 16_384);
-    feed(&mut connection, &pdu(&R2t::new(cid, 0, 0, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
+    feed(&mut connection, &pdu(&Pdu::transfer(Kind::R2t, 0, cid, 0, 0, 8192), &[], NO_DIGESTS), usize::MAX)
+        .unwrap();
     sent(&mut connection, usize::MAX);
-    let overlap = pdu(&R2t::new(cid, 0, 8191, 100), &[], NO_DIGESTS);
+    let overlap = pdu(&Pdu::transfer(Kind::R2t, 0, cid, 0, 8191, 100), &[], NO_DIGESTS);
     expect_fault(&mut connection, &overlap, DataOutOfRange, "R2TO");
 }
 
@@ -262,7 +283,7 @@ fn nothing_is_accepted_before_the_connection_is_initialized() {
     let early = response(0, Status::SUCCESS, NO_DIGESTS);
     expect_fault(&mut connection, &early, FatalStatus::SequenceError, "PDU-Type");
     let mut connection = HostConnection::new(BOTH, 2, 0);
-    let weaker = pdu(&IcResp::new(NO_DIGESTS, 4096), &[], NO_DIGESTS);
+    let weaker = pdu(&Pdu::initialization(Kind::IcResp, NO_DIGESTS, 4096), &[], NO_DIGESTS);
     expect_fault(&mut connection, &weaker, FatalStatus::UnsupportedParameter, "DGST");
 }
 
@@ -272,7 +293,9 @@ fn a_termination_ends_the_connection() {
     let fault =
         Fault { status: FatalStatus::DataOutOfRange, kind: 6, field: "DATAO", offset: 12, found: 0, why: "" };
     let mut request = [0; 152];
-    let len = pdu::encode_termination(Sender::Controller, &fault, &[9; 72], &mut request);
+    let rules =
+        Rules { sender: Sender::Host, digests: NO_DIGESTS, alignment: 4, max_capsule_data: 0, max_data: 0 };
+    let len = pdu::encode_termination(&rules, &fault, &[9; 72], &mut request);
     let result = feed(&mut connection, &request[..len], 11);
     assert_eq!(result, Err(Failure::Terminated(Termination { status: 4, information: 12 })));
 }
@@ -290,13 +313,19 @@ fn the_time_of_a_command_restarts_by_data_of_it_and_of_those_before_it_only() {
     assert_eq!((connection.tick(), connection.tick()), (0, 1));
     // Data of later commands does not hide that the first one got none.
     feed(&mut connection, &c2h(second, 0, 0, &[1; 8192], NO_DIGESTS), usize::MAX).unwrap();
-    feed(&mut connection, &pdu(&R2t::new(third, 1, 0, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
+    feed(&mut connection, &pdu(&Pdu::transfer(Kind::R2t, 0, third, 1, 0, 8192), &[], NO_DIGESTS), usize::MAX)
+        .unwrap();
     sent(&mut connection, 4096);
     assert_eq!(connection.tick(), 2);
     feed(&mut connection, &response(first, Status::INTERNAL_ERROR, NO_DIGESTS), usize::MAX).unwrap();
     feed(&mut connection, &response(second, Status::INTERNAL_ERROR, NO_DIGESTS), usize::MAX).unwrap();
     assert_eq!((connection.tick(), connection.tick()), (0, 1));
-    feed(&mut connection, &pdu(&R2t::new(third, 2, 8192, 8192), &[], NO_DIGESTS), usize::MAX).unwrap();
+    feed(
+        &mut connection,
+        &pdu(&Pdu::transfer(Kind::R2t, 0, third, 2, 8192, 8192), &[], NO_DIGESTS),
+        usize::MAX,
+    )
+    .unwrap();
     assert_eq!(connection.tick(), 2);
     sent(&mut connection, 4096);
     assert_eq!(connection.tick(), 0);
@@ -351,9 +380,9 @@ proptest! {
                     let flags = flags & 0x0C;
                     c2h(cid, flags, u32::from(at % 3) * 4096, &vec![3; usize::from(len % 8192) + 1], digests)
                 }
-                3 => pdu(&R2t::new(cid, 1, u32::from(at % 3) * 4096, u32::from(len)), &[], digests),
+                3 => pdu(&Pdu::transfer(Kind::R2t, 0, cid, 1, u32::from(at % 3) * 4096, u32::from(len)), &[], digests),
                 4 => vec![flags; usize::from(len % 64)],
-                _ => pdu(&IcResp::new(digests, 4096), &[], digests),
+                _ => pdu(&Pdu::initialization(Kind::IcResp, digests, 4096), &[], digests),
             };
             if at % 16 == 1 && !bytes.is_empty() {
                 let index = usize::from(len) % bytes.len();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::initiator::Buffer;
 use crate::wire::command::{Command, Sgl, io};
-use crate::wire::pdu::{Data, IcResp, Kind, MAX_HEADER, encode};
+use crate::wire::pdu::{Kind, MAX_HEADER, Pdu, encode};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
@@ -28,7 +28,13 @@ fn dripping(script: impl FnOnce(&mut TcpStream) + Send + 'static) -> SocketAddr 
 
 fn icresp() -> Vec<u8> {
     let mut bytes = vec![0; MAX_HEADER];
-    let length = encode(&IcResp::new(Digests::default(), 1 << 20), 0, Digests::default(), 4, &mut bytes);
+    let length = encode(
+        &Pdu::initialization(Kind::IcResp, Digests::default(), 1 << 20),
+        0,
+        Digests::default(),
+        4,
+        &mut bytes,
+    );
     bytes.truncate(length);
     bytes
 }
@@ -70,8 +76,13 @@ fn bytes_of_data_do_not_extend_the_time_of_a_command() {
     const BYTES: u32 = 64 << 10;
     // The first command has identifier 4096: slot 0, used for the first time.
     let mut header = vec![0; MAX_HEADER];
-    let length =
-        encode(&Data::new(Kind::C2hData, 0, 4096, 0, 0, BYTES), BYTES, Digests::default(), 4, &mut header);
+    let length = encode(
+        &Pdu::transfer(Kind::C2hData, 0, 4096, 0, 0, BYTES),
+        BYTES,
+        Digests::default(),
+        4,
+        &mut header,
+    );
     let address = dripping(move |stream| {
         stream.write_all(&icresp()).unwrap();
         stream.read_exact(&mut [0; 72]).unwrap();

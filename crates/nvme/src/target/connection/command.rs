@@ -2,7 +2,7 @@
 //! operation.
 
 use super::authenticate::is_authentication;
-use super::receive::{Receiving, sequence_error};
+use super::receive::Receiving;
 use super::slot::Stage;
 use super::{LARGE_BYTES, Queue, Setup, TargetConnection};
 use crate::namespace::Storage;
@@ -14,7 +14,7 @@ use crate::target::io::{self, IoRequest, Operation};
 use crate::target::storage::OngoingOperation;
 use crate::wire::command::io as io_opcode;
 use crate::wire::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
-use crate::wire::pdu::{Fault, Layout, MAX_HEADER, R2t, digest, encode};
+use crate::wire::pdu::{Fault, Kind, Layout, MAX_HEADER, Pdu, digest, encode};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -32,18 +32,12 @@ impl TargetConnection {
         let Some(queue) = &mut self.queue else {
             return match self.slots.in_use() {
                 0 => Ok(()),
-                _ => Err(sequence_error(
-                    layout,
-                    "PDU-Type",
-                    0,
-                    layout.kind as u64,
-                    "Connect is not completed yet",
-                )),
+                _ => Err(Fault::of_sequence(layout.kind, "Connect is not completed yet")),
             };
         };
         if self.slots.in_use() - self.shutdown_flushes as usize >= usize::from(queue.entries) {
             let why = "the host has more commands in flight than its queue has entries";
-            return Err(sequence_error(layout, "PDU-Type", 0, layout.kind as u64, why));
+            return Err(Fault::of_sequence(layout.kind, why));
         }
         queue.advance();
         // A host that is not authenticated must not keep the controller of another host alive.
@@ -236,7 +230,7 @@ impl TargetConnection {
             entry.stage = Stage::Receiving;
             self.awaited += 1;
             self.awaited_large += u32::from(entry.expected >= LARGE_BYTES);
-            let r2t = R2t::new(entry.command.cid.get(), slot, 0, entry.expected);
+            let r2t = Pdu::transfer(Kind::R2t, 0, entry.command.cid.get(), slot, 0, entry.expected);
             let digests = self.rules.digests;
             self.output.append(MAX_HEADER, |out| encode(&r2t, 0, digests, 4, out));
             return true;

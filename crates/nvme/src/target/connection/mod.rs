@@ -46,7 +46,7 @@ use crate::authentication::ControllerSide;
 use crate::input::Input;
 use crate::namespace::Storage;
 use crate::wire::command::Status;
-use crate::wire::pdu::{Digests, Fault, Layout, Rules, Sender, encode_termination};
+use crate::wire::pdu::{Digests, Fault, Rules, Sender, encode_termination};
 use output::Output;
 use receive::Receiving;
 use slot::{Slots, Stage, Turn};
@@ -292,12 +292,8 @@ impl TargetConnection {
     fn terminate(&mut self, fault: Fault) {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
         self.setup.subsystem.warn(format_args!("{}: {fault}; the connection is closed", self.setup.peer));
-        let input = self.input.bytes();
-        // Send back the header of the faulty PDU. If the common header of the PDU is invalid, the length of
-        // the whole header is unknown. Then send back only the 8 bytes of the common header.
-        let layout = input.first_chunk().and_then(|common| Layout::decode(common, &self.rules).ok());
-        let header = &input[..layout.map_or(8, |layout| layout.kind.header_len()).min(input.len())];
-        self.output.append(152, |out| encode_termination(Sender::Controller, &fault, header, out));
+        let (rules, input) = (&self.rules, self.input.bytes());
+        self.output.append(152, |out| encode_termination(rules, &fault, input, out));
         self.input.clear();
         self.end = Some(End::Violation(fault));
     }

@@ -2,8 +2,9 @@
 
 use super::slot::Stage;
 use super::{End, LARGE_BYTES, TargetConnection};
+use crate::wire::pdu::field::{CCCID, DATAL, DATAO, FLAGS, TTAG};
 use crate::wire::pdu::{
-    Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, RunningDigest, data_flags, encode,
+    Digests, FatalStatus, Fault, Header, Kind, Layout, Pdu, RunningDigest, Transfer, data_flags, encode,
 };
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -52,7 +53,7 @@ impl TargetConnection {
             } else {
                 "an ICReq must come first"
             };
-            return Err(sequence_error(&layout, "PDU-Type", 0, layout.kind as u64, why));
+            return Err(Fault::of_sequence(layout.kind, why));
         }
         match header {
             Header::IcReq { digests, alignment } => {
@@ -68,7 +69,7 @@ impl TargetConnection {
             Header::H2cData(data) => {
                 let slot = self.check_data(&layout, &data)?;
                 self.input.consume(layout.data_at());
-                let (at, left) = (data.datao.get() as usize, data.datal.get() as usize);
+                let (at, left) = (data.offset.get() as usize, data.length.get() as usize);
                 let digest = layout.data_digest.then(RunningDigest::default);
                 self.receiving = Receiving::Data { slot, at, left, digest };
             }
@@ -89,7 +90,7 @@ impl TargetConnection {
 
     /// Answers an ICReq.
     fn initialize(&mut self, digests: Digests, alignment: u8) {
-        let response = IcResp::new(digests, self.rules.max_data);
+        let response = Pdu::initialization(Kind::IcResp, digests, self.rules.max_data);
         self.output.append(128, |out| encode(&response, 0, Digests::default(), 4, out));
         self.rules.digests = digests;
         self.alignment = alignment;
@@ -97,32 +98,30 @@ impl TargetConnection {
     }
 
     /// Checks that an H2CData matches the R2T that it answers. Returns the slot of the command.
-    fn check_data(&mut self, layout: &Layout, data: &Data) -> Result<u16, Fault> {
-        let fault = |status, field, offset, found: u64, why| {
-            Err(Fault { status, kind: layout.kind as u8, field, offset, found, why })
-        };
+    fn check_data(&mut self, layout: &Layout, data: &Transfer) -> Result<u16, Fault> {
+        let fault = |status, field, found: u32, why| Err(Fault::new(status, layout.kind, field, found, why));
         let tag = data.ttag.get();
         let Some(slot) = self.slots.find(tag).filter(|slot| slot.stage == Stage::Receiving) else {
             let why = "no R2T with this tag is outstanding";
-            return fault(FatalStatus::InvalidHeaderField, "TTAG", 10, tag.into(), why);
+            return fault(FatalStatus::InvalidHeaderField, TTAG, tag.into(), why);
         };
         if data.cccid != slot.command.cid {
             let why = "the R2T was for another command";
-            return fault(FatalStatus::InvalidHeaderField, "CCCID", 8, data.cccid.get().into(), why);
+            return fault(FatalStatus::InvalidHeaderField, CCCID, data.cccid.get().into(), why);
         }
-        let (offset, length) = (data.datao.get(), data.datal.get());
+        let (offset, length) = (data.offset.get(), data.length.get());
         if offset != slot.received {
             let why = "data must be sent in order and without gaps";
-            return fault(FatalStatus::DataOutOfRange, "DATAO", 12, offset.into(), why);
+            return fault(FatalStatus::DataOutOfRange, DATAO, offset, why);
         }
         let left = slot.expected - slot.received;
         if length > left {
             let why = "it is more data than the R2T asked for";
-            return fault(FatalStatus::DataOutOfRange, "DATAL", 16, length.into(), why);
+            return fault(FatalStatus::DataOutOfRange, DATAL, length, why);
         }
         if layout.flags & data_flags::LAST != 0 && length < left {
             let why = "LAST_PDU is set, but data that the R2T asked for is missing";
-            return fault(FatalStatus::SequenceError, "FLAGS", 1, layout.flags.into(), why);
+            return fault(FatalStatus::SequenceError, FLAGS, layout.flags.into(), why);
         }
         Ok(tag)
     }
@@ -173,15 +172,4 @@ impl TargetConnection {
             .subsystem
             .warn(format_args!("{}: a data digest is wrong; the command fails", self.setup.peer));
     }
-}
-
-/// Creates the fault for a PDU that is not allowed in the connection's current state.
-pub(super) fn sequence_error(
-    layout: &Layout,
-    field: &'static str,
-    offset: u32,
-    found: u64,
-    why: &'static str,
-) -> Fault {
-    Fault { status: FatalStatus::SequenceError, kind: layout.kind as u8, field, offset, found, why }
 }

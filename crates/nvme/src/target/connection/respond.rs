@@ -5,7 +5,7 @@ use crate::namespace::Memory;
 use crate::target::fabrics::Connected;
 use crate::target::io::IoRequest;
 use crate::wire::command::{Command, Completion, Status, io};
-use crate::wire::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, RunningDigest, data_flags, digest, encode};
+use crate::wire::pdu::{Kind, MAX_HEADER, Pdu, RunningDigest, data_flags, digest, encode};
 
 /// The longest data of a memory namespace that is copied to the output, in bytes. For data this short, sending it from
 /// its place in memory would cost more than the copy.
@@ -49,7 +49,9 @@ impl TargetConnection {
         };
         let completion = Completion::new(cid, status, head, result as u32, (result >> 32) as u32);
         let digests = self.rules.digests;
-        self.output.append(MAX_HEADER, |out| encode(&CapsuleResp::new(completion), 0, digests, 4, out));
+        self.output.append(MAX_HEADER, |out| {
+            encode(&Pdu::new(Kind::CapsuleResp, 0, completion), 0, digests, 4, out)
+        });
     }
 
     /// Sends the completion of a command that has no slot. The host may then use the command's identifier
@@ -165,7 +167,7 @@ impl TargetConnection {
     fn data_header(&mut self, cid: u16, length: u32) {
         let flags =
             if self.omits_completion() { data_flags::LAST | data_flags::SUCCESS } else { data_flags::LAST };
-        let header = Data::new(Kind::C2hData, flags, cid, 0, 0, length);
+        let header = Pdu::transfer(Kind::C2hData, flags, cid, 0, 0, length);
         let (digests, alignment) = (self.rules.digests, self.alignment);
         self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
     }

@@ -25,9 +25,7 @@ use crate::wire::command::{
 };
 use crate::wire::identify::{self, DiscoveryHeader, cns};
 use crate::wire::nqn;
-use crate::wire::pdu::{
-    CapsuleCmd, Data, Header, IcReq, Kind, Layout, MAX_HEADER, data_flags, digest, encode,
-};
+use crate::wire::pdu::{Header, Kind, Layout, MAX_HEADER, Pdu, Transfer, data_flags, digest, encode};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -51,7 +49,7 @@ pub(super) fn subsystem(namespaces: &[&str], change: impl FnOnce(&mut Definition
 enum Answer {
     Initialized,
     Completed(Completion),
-    Data(Data, u8, Vec<u8>),
+    Data(Transfer, u8, Vec<u8>),
     R2t {
         cid: u16,
         tag: u16,
@@ -171,8 +169,8 @@ impl Host {
             Header::R2t(it) => Answer::R2t {
                 cid: it.cccid.get(),
                 tag: it.ttag.get(),
-                offset: it.r2to.get(),
-                length: it.r2tl.get(),
+                offset: it.offset.get(),
+                length: it.length.get(),
             },
             Header::TermReq(termination) => Answer::Terminated(termination.status, data),
             other => panic!("{other:?} from a target"),
@@ -183,7 +181,8 @@ impl Host {
 
     fn initialize(&mut self, digests: Digests) {
         let mut bytes = [0; MAX_HEADER];
-        let length = encode(&IcReq::new(digests, 1), 0, Digests::default(), 4, &mut bytes);
+        let length =
+            encode(&Pdu::initialization(Kind::IcReq, digests, 0), 0, Digests::default(), 4, &mut bytes);
         self.send(&bytes[..length]);
         assert!(matches!(self.answer(), Some(Answer::Initialized)));
         assert_eq!(self.digests, digests);
@@ -191,7 +190,8 @@ impl Host {
 
     fn capsule(&self, command: Command, data: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; MAX_HEADER];
-        let length = encode(&CapsuleCmd::new(command), data.len() as u32, self.digests, 4, &mut bytes);
+        let length =
+            encode(&Pdu::new(Kind::CapsuleCmd, 0, command), data.len() as u32, self.digests, 4, &mut bytes);
         bytes.truncate(length);
         bytes.extend_from_slice(data);
         if self.digests.data && !data.is_empty() {
@@ -216,7 +216,7 @@ impl Host {
                     return (completion, received);
                 }
                 Answer::Data(header, _, bytes) => {
-                    assert_eq!((header.cccid, header.datao.get() as usize), (command.cid, received.len()));
+                    assert_eq!((header.cccid, header.offset.get() as usize), (command.cid, received.len()));
                     received.extend(bytes);
                 }
                 other => panic!("{other:?} instead of a completion"),
@@ -304,7 +304,7 @@ fn data_pdus(digests: Digests, (cid, tag): (u16, u16), data: &[u8], pieces: usiz
     let pieces = data.chunks(data.len().div_ceil(pieces));
     let pdus = pieces.map(|piece| {
         let last = if offset + piece.len() == data.len() { data_flags::LAST } else { 0 };
-        let header = Data::new(Kind::H2cData, last, cid, tag, offset as u32, piece.len() as u32);
+        let header = Pdu::transfer(Kind::H2cData, last, cid, tag, offset as u32, piece.len() as u32);
         let mut bytes = vec![0; MAX_HEADER];
         let length = encode(&header, piece.len() as u32, digests, 4, &mut bytes);
         bytes.truncate(length);

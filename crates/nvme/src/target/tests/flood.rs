@@ -69,7 +69,13 @@ fn wait_until(mut done: impl FnMut() -> bool) {
 #[test]
 fn hosts_get_in_during_a_flood_of_half_open_connections() {
     let mut request = [0; MAX_HEADER];
-    let length = encode(&IcReq::new(Digests::default(), 1), 0, Digests::default(), 4, &mut request);
+    let length = encode(
+        &Pdu::initialization(Kind::IcReq, Digests::default(), 0),
+        0,
+        Digests::default(),
+        4,
+        &mut request,
+    );
     // Every `every`-th connection of the flood sends an ICReq. The other connections send nothing.
     for every in [u64::MAX, 2, 1] {
         let begin = |mut stream: TcpStream, number: u64| {

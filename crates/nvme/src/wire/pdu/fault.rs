@@ -1,7 +1,7 @@
 //! Violations of the protocol, and the termination requests that report them.
 
-use super::layout::TERMINATION_DATA;
-use super::{Common, Kind, Sender, TermReq};
+use super::layout::COMMON;
+use super::{Kind, Layout, Pdu, Rules, Sender, TermReq};
 use std::fmt;
 use zerocopy::IntoBytes;
 
@@ -55,7 +55,35 @@ pub struct Fault {
     pub why: &'static str,
 }
 
+/// The fields of headers that both sides check, each with its offset.
+pub(crate) mod field {
+    pub const TYPE: (&str, u32) = ("PDU-Type", 0);
+    pub const FLAGS: (&str, u32) = ("FLAGS", 1);
+    pub const CCCID: (&str, u32) = ("CCCID", 8);
+    pub const TTAG: (&str, u32) = ("TTAG", 10);
+    pub const DATAO: (&str, u32) = ("DATAO", 12);
+    pub const DATAL: (&str, u32) = ("DATAL", 16);
+    pub const R2TL: (&str, u32) = ("R2TL", 16);
+    pub const CID: (&str, u32) = ("CID", 20);
+}
+
 impl Fault {
+    /// Creates a fault of a known type of PDU.
+    pub fn new(
+        status: FatalStatus,
+        kind: Kind,
+        (field, offset): (&'static str, u32),
+        found: impl Into<u64>,
+        why: &'static str,
+    ) -> Self {
+        Self { status, kind: kind as u8, field, offset, found: found.into(), why }
+    }
+
+    /// Creates the fault of a PDU that may not come now.
+    pub fn of_sequence(kind: Kind, why: &'static str) -> Self {
+        Self::new(FatalStatus::SequenceError, kind, field::TYPE, kind as u8, why)
+    }
+
     /// Returns the value of FEI in a termination request for this fault.
     pub fn information(&self) -> u32 {
         match self.status {
@@ -95,24 +123,24 @@ impl fmt::Display for Termination {
     }
 }
 
-/// Writes a termination request from `sender` into `out`. `received` is the start of the faulty PDU. The
-/// request contains up to 128 bytes of it. Returns the number of bytes written, at most 152.
+/// Writes the termination request for `fault` into `out`. `input` begins with the faulty PDU, which was received under
+/// `rules`. The request repeats its header, or only the first 8 bytes if these are invalid. Returns the number of bytes
+/// written, at most 152.
 ///
 /// # Panics
 /// If `out` is shorter than 152 bytes.
-pub fn encode_termination(sender: Sender, fault: &Fault, received: &[u8], out: &mut [u8]) -> usize {
-    let kind = match sender {
-        Sender::Host => Kind::H2cTermReq,
-        Sender::Controller => Kind::C2hTermReq,
+pub fn encode_termination(rules: &Rules, fault: &Fault, input: &[u8], out: &mut [u8]) -> usize {
+    let kind = match rules.sender {
+        Sender::Host => Kind::C2hTermReq,
+        Sender::Controller => Kind::H2cTermReq,
     };
-    let received = &received[..received.len().min(TERMINATION_DATA)];
+    let layout = input.first_chunk().and_then(|common| Layout::decode(common, rules).ok());
+    let length = layout.map_or(COMMON, |layout| layout.kind.header_len());
+    let received = &input[..length.min(input.len())];
     let total = kind.header_len() + received.len();
-    let header = TermReq {
-        common: Common { code: kind as u8, flags: 0, hlen: 24, pdo: 0, plen: (total as u32).into() },
-        fes: (fault.status as u16).into(),
-        fei: fault.information().into(),
-        reserved: [0; 10],
-    };
+    let (fes, fei) = ((fault.status as u16).into(), fault.information().into());
+    let mut header = Pdu::new(kind, 0, TermReq { fes, fei, reserved: [0; 10] });
+    header.common.plen = (total as u32).into();
     out[..24].copy_from_slice(header.as_bytes());
     out[24..total].copy_from_slice(received);
     total

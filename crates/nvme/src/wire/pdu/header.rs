@@ -1,5 +1,6 @@
 //! The headers of each type of PDU, in their layout on the wire.
 
+use super::fault::field::{DATAL, DATAO, FLAGS, R2TL};
 use super::layout::{COMMON, DDGSTF, DIGEST, HDGSTF};
 use super::{Digests, FatalStatus, Fault, Kind, Layout, Termination, digest};
 use crate::wire::command::{Command, Completion};
@@ -21,43 +22,24 @@ wire! {
         pub plen: U32,
     }
 
-    /// ICReq (TCP section 3.6.2.2).
-    pub struct IcReq {
-        /// The common header.
-        pub common: Common,
+    /// ICReq and ICResp (TCP sections 3.6.2.2 and 3.6.2.3).
+    pub struct Initialization {
         /// PFV: the version of the PDU format, 0.
         pub pfv: U16,
-        /// HPDA: the data alignment that the host asks for, in units of 4 bytes, minus one. 0 stands for 4
+        /// HPDA or CPDA: the data alignment that the sender asks for, in units of 4 bytes, minus one. 0 stands for 4
         /// bytes.
-        pub hpda: u8,
-        /// DGST: the digests that the host asks for.
+        pub alignment: u8,
+        /// DGST: the digests that the host asks for, or that the controller has chosen.
         pub dgst: u8,
-        /// MAXR2T: the R2Ts that the host allows in flight for a command, less one.
-        pub maxr2t: U32,
-        /// Reserved.
-        pub reserved: [u8; 112],
-    }
-
-    /// ICResp (TCP section 3.6.2.3).
-    pub struct IcResp {
-        /// The common header.
-        pub common: Common,
-        /// PFV: the version of the PDU format, 0.
-        pub pfv: U16,
-        /// CPDA: the data alignment that the controller asks for, in units of 4 bytes, minus 1.
-        pub cpda: u8,
-        /// DGST: the digests that the connection uses, as the controller has chosen.
-        pub dgst: u8,
-        /// MAXH2CDATA: the most data in an H2CData, in bytes. At least 4096 and a multiple of 4.
-        pub maxh2cdata: U32,
+        /// MAXR2T of a host: the R2Ts that it allows in flight for a command, less one. MAXH2CDATA of a controller: the
+        /// most data in an H2CData, in bytes, at least 4096 and a multiple of 4.
+        pub limit: U32,
         /// Reserved.
         pub reserved: [u8; 112],
     }
 
     /// H2CTermReq and C2HTermReq (TCP sections 3.6.2.4 and 3.6.2.5). Up to 128 bytes of the bad PDU follow.
     pub struct TermReq {
-        /// The common header.
-        pub common: Common,
         /// FES: the reason.
         pub fes: U16,
         /// FEI: the offset of the bad field, or the bad digest.
@@ -66,53 +48,30 @@ wire! {
         pub reserved: [u8; 10],
     }
 
-    /// CapsuleCmd (TCP section 3.6.2.6).
-    pub struct CapsuleCmd {
-        /// The common header.
-        pub common: Common,
-        /// The command: a submission queue entry.
-        pub command: Command,
-    }
-
-    /// CapsuleResp (TCP section 3.6.2.7).
-    pub struct CapsuleResp {
-        /// The common header.
-        pub common: Common,
-        /// The completion queue entry.
-        pub completion: Completion,
-    }
-
-    /// H2CData and C2HData (TCP sections 3.6.2.8 and 3.6.2.9).
-    pub struct Data {
-        /// The common header.
-        pub common: Common,
+    /// H2CData, C2HData and R2T (TCP sections 3.6.2.8 to 3.6.2.10).
+    pub struct Transfer {
         /// CCCID: the identifier of the command.
         pub cccid: U16,
-        /// TTAG in H2CData: the tag of the R2T that this data answers. Reserved in C2HData.
+        /// TTAG: the tag of an R2T, which the host repeats in its H2CData.
         pub ttag: U16,
-        /// DATAO: the offset of the data in the command's buffer, in bytes.
-        pub datao: U32,
-        /// DATAL: the length of the data, in bytes.
-        pub datal: U32,
+        /// DATAO or R2TO: the offset of the data in the command's buffer, in bytes.
+        pub offset: U32,
+        /// DATAL or R2TL: the length of the data, in bytes.
+        pub length: U32,
         /// Reserved.
         pub reserved: [u8; 4],
     }
+}
 
-    /// R2T (TCP section 3.6.2.10).
-    pub struct R2t {
-        /// The common header.
-        pub common: Common,
-        /// CCCID: the identifier of the command.
-        pub cccid: U16,
-        /// TTAG: the tag that the host repeats in its H2CData.
-        pub ttag: U16,
-        /// R2TO: the offset of the requested data in the command's buffer, in bytes.
-        pub r2to: U32,
-        /// R2TL: the length of the requested data, in bytes.
-        pub r2tl: U32,
-        /// Reserved.
-        pub reserved: [u8; 4],
-    }
+/// The header of a PDU: the common header, and the fields of its type. The fields of a capsule are the command or the
+/// completion.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Pdu<T> {
+    /// The common header.
+    pub common: Common,
+    /// The other fields.
+    pub fields: T,
 }
 
 /// The flags of H2CData and C2HData.
@@ -123,86 +82,33 @@ pub mod data_flags {
     pub const SUCCESS: u8 = 1 << 3;
 }
 
-impl Common {
-    /// Creates the common header of a PDU. [`encode`] sets its data offset, length and digest flags.
-    pub const fn new(kind: Kind, flags: u8) -> Self {
-        Self { code: kind as u8, flags, hlen: kind.header_len() as u8, pdo: 0, plen: U32::ZERO }
-    }
-}
-
-impl IcReq {
-    /// Creates an ICReq with PDU format version 0 and without data alignment (HPDA 0). `max_r2t` is the most
-    /// R2Ts in flight for a command, at least 1.
-    pub fn new(digests: Digests, max_r2t: u32) -> Self {
-        Self {
-            common: Common::new(Kind::IcReq, 0),
-            pfv: U16::ZERO,
-            hpda: 0,
-            dgst: digests.bits(),
-            maxr2t: (max_r2t - 1).into(),
-            reserved: [0; 112],
-        }
-    }
-}
-
-impl IcResp {
-    /// Creates an ICResp with PDU format version 0 and without data alignment (CPDA 0). `max_h2c_data` is
-    /// the most data in an H2CData, in bytes.
-    pub fn new(digests: Digests, max_h2c_data: u32) -> Self {
-        Self {
-            common: Common::new(Kind::IcResp, 0),
-            pfv: U16::ZERO,
-            cpda: 0,
-            dgst: digests.bits(),
-            maxh2cdata: max_h2c_data.into(),
-            reserved: [0; 112],
-        }
-    }
-}
-
-impl CapsuleCmd {
-    /// Creates the capsule of `command`.
+impl<T> Pdu<T> {
+    /// Creates a header. [`encode`] sets its data offset, length and digest flags.
     #[inline]
-    pub fn new(command: Command) -> Self {
-        Self { common: Common::new(Kind::CapsuleCmd, 0), command }
+    pub const fn new(kind: Kind, flags: u8, fields: T) -> Self {
+        let (code, hlen) = (kind as u8, kind.header_len() as u8);
+        Self { common: Common { code, flags, hlen, pdo: 0, plen: U32::ZERO }, fields }
     }
 }
 
-impl CapsuleResp {
-    /// Creates the capsule of `completion`.
-    #[inline]
-    pub fn new(completion: Completion) -> Self {
-        Self { common: Common::new(Kind::CapsuleResp, 0), completion }
+impl Pdu<Initialization> {
+    /// Creates an ICReq or ICResp with PDU format version 0 and without data alignment. `limit` is MAXR2T or
+    /// MAXH2CDATA.
+    pub fn initialization(kind: Kind, digests: Digests, limit: u32) -> Self {
+        let (pfv, limit) = (U16::ZERO, limit.into());
+        let fields = Initialization { pfv, alignment: 0, dgst: digests.bits(), limit, reserved: [0; 112] };
+        Self::new(kind, 0, fields)
     }
 }
 
-impl Data {
-    /// Creates the header of an H2CData or C2HData. `flags` are those of [`data_flags`].
+impl Pdu<Transfer> {
+    /// Creates an H2CData, a C2HData or an R2T for `length` bytes at `offset` of the data of command `cid`. `flags` are
+    /// those of [`data_flags`].
     #[inline]
-    pub fn new(kind: Kind, flags: u8, cid: u16, tag: u16, offset: u32, len: u32) -> Self {
-        Self {
-            common: Common::new(kind, flags),
-            cccid: cid.into(),
-            ttag: tag.into(),
-            datao: offset.into(),
-            datal: len.into(),
-            reserved: [0; 4],
-        }
-    }
-}
-
-impl R2t {
-    /// Creates an R2T: requests `len` bytes at `offset` of the data of command `cid`.
-    #[inline]
-    pub fn new(cid: u16, tag: u16, offset: u32, len: u32) -> Self {
-        Self {
-            common: Common::new(Kind::R2t, 0),
-            cccid: cid.into(),
-            ttag: tag.into(),
-            r2to: offset.into(),
-            r2tl: len.into(),
-            reserved: [0; 4],
-        }
+    pub fn transfer(kind: Kind, flags: u8, cid: u16, tag: u16, offset: u32, length: u32) -> Self {
+        let (cccid, ttag) = (cid.into(), tag.into());
+        let (offset, length) = (offset.into(), length.into());
+        Self::new(kind, flags, Transfer { cccid, ttag, offset, length, reserved: [0; 4] })
     }
 }
 
@@ -215,14 +121,14 @@ impl R2t {
 /// # Panics
 /// If `out` is too short. [`super::MAX_HEADER`] bytes suffice.
 #[inline]
-pub fn encode<T: IntoBytes + Immutable>(
-    header: &T,
+pub fn encode<T: IntoBytes + Immutable + Unaligned>(
+    header: &Pdu<T>,
     data_bytes: u32,
     digests: Digests,
     alignment: u8,
     out: &mut [u8],
 ) -> usize {
-    let hlen = size_of::<T>();
+    let hlen = size_of::<Pdu<T>>();
     out[..hlen].copy_from_slice(header.as_bytes());
     let connection = hlen == Kind::IcReq.header_len();
     let mut written = hlen;
@@ -276,11 +182,11 @@ pub enum Header<'a> {
     /// CapsuleResp.
     CapsuleResp(Completion),
     /// H2CData.
-    H2cData(Data),
+    H2cData(Transfer),
     /// C2HData.
-    C2hData(Data),
+    C2hData(Transfer),
     /// R2T.
-    R2t(R2t),
+    R2t(Transfer),
 }
 
 impl<'a> Header<'a> {
@@ -295,34 +201,31 @@ impl<'a> Header<'a> {
     #[inline]
     pub fn decode(layout: &Layout, bytes: &'a [u8]) -> Result<Self, Fault> {
         fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> &T {
-            T::ref_from_prefix(bytes).expect("the header is complete").0
+            T::ref_from_prefix(&bytes[COMMON..]).expect("the header is complete").0
         }
-        let fault = |status, field, offset, found: u32, why| {
-            Err(Fault { status, kind: layout.kind as u8, field, offset, found: found.into(), why })
-        };
+        let fault = |status, field, found: u32, why| Err(Fault::new(status, layout.kind, field, found, why));
         use FatalStatus::{InvalidHeaderField, UnsupportedParameter};
         Ok(match layout.kind {
             Kind::IcReq | Kind::IcResp => {
-                // Both have the same fields. Only the last one has another meaning.
-                let header: &IcResp = view(bytes);
+                let header: &Initialization = view(bytes);
                 let is_request = layout.kind == Kind::IcReq;
                 if header.pfv != U16::ZERO {
                     let why = "only PDU format 0 is supported";
-                    return fault(UnsupportedParameter, "PFV", 8, header.pfv.get().into(), why);
+                    return fault(UnsupportedParameter, ("PFV", 8), header.pfv.get().into(), why);
                 }
-                if header.cpda > 31 {
-                    let (field, why) =
-                        (if is_request { "HPDA" } else { "CPDA" }, "the alignment is at most 31");
-                    return fault(InvalidHeaderField, field, 10, header.cpda.into(), why);
+                if header.alignment > 31 {
+                    let field = (if is_request { "HPDA" } else { "CPDA" }, 10);
+                    let why = "the alignment is at most 31";
+                    return fault(InvalidHeaderField, field, header.alignment.into(), why);
                 }
-                let (digests, alignment) = (Digests::from_bits(header.dgst), (header.cpda + 1) * 4);
+                let (digests, alignment) = (Digests::from_bits(header.dgst), (header.alignment + 1) * 4);
                 if is_request {
                     return Ok(Header::IcReq { digests, alignment });
                 }
-                let max_h2c_data = header.maxh2cdata.get();
+                let max_h2c_data = header.limit.get();
                 if max_h2c_data < 4096 || !max_h2c_data.is_multiple_of(4) {
                     let why = "it must be at least 4096 and a multiple of 4";
-                    return fault(InvalidHeaderField, "MAXH2CDATA", 12, max_h2c_data, why);
+                    return fault(InvalidHeaderField, ("MAXH2CDATA", 12), max_h2c_data, why);
                 }
                 Header::IcResp { digests, alignment, max_h2c_data }
             }
@@ -330,33 +233,33 @@ impl<'a> Header<'a> {
                 let header: &TermReq = view(bytes);
                 Header::TermReq(Termination { status: header.fes.get(), information: header.fei.get() })
             }
-            Kind::CapsuleCmd => Header::CapsuleCmd(&view::<CapsuleCmd>(bytes).command),
-            Kind::CapsuleResp => Header::CapsuleResp(view::<CapsuleResp>(bytes).completion),
+            Kind::CapsuleCmd => Header::CapsuleCmd(view(bytes)),
+            Kind::CapsuleResp => Header::CapsuleResp(*view(bytes)),
             Kind::H2cData | Kind::C2hData => {
-                let header: &Data = view(bytes);
-                if header.datal.get() != layout.data_bytes {
+                let header: &Transfer = view(bytes);
+                if header.length.get() != layout.data_bytes {
                     let why = "it differs from the length of the data in the PDU";
-                    return fault(InvalidHeaderField, "DATAL", 16, header.datal.get(), why);
+                    return fault(InvalidHeaderField, DATAL, header.length.get(), why);
                 }
-                if header.datao.get().checked_add(header.datal.get()).is_none() {
+                if header.offset.get().checked_add(header.length.get()).is_none() {
                     let why = "the data would end beyond 4 GiB";
-                    return fault(FatalStatus::DataOutOfRange, "DATAO", 12, header.datao.get(), why);
+                    return fault(FatalStatus::DataOutOfRange, DATAO, header.offset.get(), why);
                 }
                 if layout.kind == Kind::H2cData {
                     return Ok(Header::H2cData(*header));
                 }
                 if layout.flags & data_flags::SUCCESS != 0 && layout.flags & data_flags::LAST == 0 {
                     let why = "SUCCESS is allowed only together with LAST_PDU";
-                    return fault(InvalidHeaderField, "FLAGS", 1, layout.flags.into(), why);
+                    return fault(InvalidHeaderField, FLAGS, layout.flags.into(), why);
                 }
                 Header::C2hData(*header)
             }
             Kind::R2t => {
-                let header: &R2t = view(bytes);
-                let len = header.r2tl.get();
-                if len == 0 || header.r2to.get().checked_add(len).is_none() {
+                let header: &Transfer = view(bytes);
+                let len = header.length.get();
+                if len == 0 || header.offset.get().checked_add(len).is_none() {
                     let why = "it is 0 or ends beyond 4 GiB";
-                    return fault(InvalidHeaderField, "R2TL", 16, len, why);
+                    return fault(InvalidHeaderField, R2TL, len, why);
                 }
                 Header::R2t(*header)
             }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::wire::command::{Command, Completion, Sgl, Status, io};
 use proptest::prelude::*;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes, Unaligned};
 
 fn rules(sender: Sender, digests: Digests, alignment: u8) -> Rules {
     Rules { sender, digests, alignment, max_capsule_data: 8192, max_data: 1 << 20 }
@@ -11,7 +11,12 @@ fn layout(pdu: &[u8], rules: &Rules) -> Result<Layout, Fault> {
     Layout::decode(pdu[..8].try_into().unwrap(), rules)
 }
 
-fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, alignment: u8) -> Vec<u8> {
+fn whole<T: IntoBytes + Immutable + Unaligned>(
+    header: &Pdu<T>,
+    data: &[u8],
+    digests: Digests,
+    alignment: u8,
+) -> Vec<u8> {
     let mut out = [0xEE; MAX_HEADER];
     let written = encode(header, data.len() as u32, digests, alignment, &mut out);
     let mut pdu = out[..written].to_vec();
@@ -40,9 +45,9 @@ fn any_digests() -> impl Strategy<Value = Digests> {
 
 #[test]
 fn headers_have_the_sizes_of_the_specification() {
-    assert_eq!((size_of::<IcReq>(), size_of::<IcResp>(), size_of::<TermReq>()), (128, 128, 24));
-    assert_eq!((size_of::<CapsuleCmd>(), size_of::<CapsuleResp>()), (72, 24));
-    assert_eq!((size_of::<Data>(), size_of::<R2t>()), (24, 24));
+    assert_eq!((size_of::<Pdu<Initialization>>(), size_of::<Pdu<TermReq>>()), (128, 24));
+    assert_eq!((size_of::<Pdu<Command>>(), size_of::<Pdu<Completion>>()), (72, 24));
+    assert_eq!(size_of::<Pdu<Transfer>>(), 24);
 }
 
 #[test]
@@ -54,13 +59,13 @@ fn the_digest_is_that_of_rfc_3720() {
 #[test]
 fn a_connection_is_negotiated_without_digests() {
     let digests = Digests { header: true, data: true };
-    let pdu = whole(&IcReq::new(digests, 1), &[], digests, 4);
+    let pdu = whole(&Pdu::initialization(Kind::IcReq, digests, 0), &[], digests, 4);
     assert_eq!(pdu[..8], [0, 0, 128, 0, 128, 0, 0, 0]);
     let (_, header, _) = receive(&pdu, &rules(Sender::Host, digests, 4)).unwrap();
     assert!(matches!(header, Header::IcReq { digests: found, alignment: 4 } if found == digests));
     assert_eq!(pdu[12..16], [0; 4], "MAXR2T");
 
-    let pdu = whole(&IcResp::new(digests, 4096), &[], digests, 4);
+    let pdu = whole(&Pdu::initialization(Kind::IcResp, digests, 4096), &[], digests, 4);
     let (_, header, _) = receive(&pdu, &rules(Sender::Controller, digests, 4)).unwrap();
     assert!(matches!(header, Header::IcResp { max_h2c_data: 4096, .. }));
 }
@@ -68,7 +73,8 @@ fn a_connection_is_negotiated_without_digests() {
 #[test]
 fn faults_name_the_field_and_its_offset() {
     let from_controller = rules(Sender::Controller, Digests::default(), 4);
-    let good = whole(&Data::new(Kind::C2hData, data_flags::LAST, 1, 0, 0, 8), &[5; 8], Digests::default(), 4);
+    let good =
+        whole(&Pdu::transfer(Kind::C2hData, data_flags::LAST, 1, 0, 0, 8), &[5; 8], Digests::default(), 4);
     receive(&good, &from_controller).unwrap();
     let expect = |at: usize, value: u8, field, offset| {
         let mut bad = good.clone();
@@ -106,24 +112,29 @@ fn faults_name_the_field_and_its_offset() {
 #[test]
 fn a_termination_repeats_the_bad_header() {
     let from_host = rules(Sender::Host, Digests::default(), 4);
-    let mut bad = whole(&CapsuleCmd::new(Command::new(io::FLUSH, 1)), &[], Digests::default(), 4);
+    let mut bad =
+        whole(&Pdu::new(Kind::CapsuleCmd, 0, Command::new(io::FLUSH, 1)), &[], Digests::default(), 4);
+    let fault = Fault::new(FatalStatus::InvalidHeaderField, Kind::CapsuleCmd, field::FLAGS, 0_u8, "");
+    let mut out = [0; 152];
+    assert_eq!(encode_termination(&from_host, &fault, &bad[..30], &mut out), 24 + 30);
+    assert_eq!(encode_termination(&from_host, &fault, &[&bad[..], &[9; 9]].concat(), &mut out), 24 + 72);
+    // If the first bytes are invalid, the length of the header is unknown.
     bad[2] = 71;
     let fault = layout(&bad, &from_host).unwrap_err();
-    let mut out = [0; 152];
-    let written = encode_termination(Sender::Controller, &fault, &bad, &mut out);
-    assert_eq!(written, 24 + 72);
+    let written = encode_termination(&from_host, &fault, &bad, &mut out);
+    assert_eq!(written, 24 + 8);
     let from_controller = rules(Sender::Controller, Digests { header: true, data: true }, 4);
     let (_, header, data) = receive(&out[..written], &from_controller).unwrap();
     let Header::TermReq(termination) = header else { panic!("{header:?}") };
     assert_eq!((termination.status, termination.information), (1, 2));
-    assert_eq!(data, bad);
+    assert_eq!(data, &bad[..8]);
     assert_eq!(termination.to_string(), "Invalid PDU Header Field (FES 1), field at byte 2");
 }
 
 #[test]
 fn in_capsule_data_is_limited() {
     let command = Command::blocks(io::WRITE, 1, 0, 17, Sgl::in_capsule(8704));
-    let pdu = whole(&CapsuleCmd::new(command), &[0; 8704], Digests::default(), 4);
+    let pdu = whole(&Pdu::new(Kind::CapsuleCmd, 0, command), &[0; 8704], Digests::default(), 4);
     let fault = receive(&pdu, &rules(Sender::Host, Digests::default(), 4)).unwrap_err();
     assert_eq!(fault.field, "PLEN");
 }
@@ -138,12 +149,11 @@ proptest! {
     ) {
         let flags = flags * data_flags::LAST;
         for (kind, sender) in [(Kind::C2hData, Sender::Controller), (Kind::H2cData, Sender::Host)] {
-            let sent = Data::new(kind, flags, cid, tag, offset, data.len() as u32);
+            let sent = Pdu::transfer(kind, flags, cid, tag, offset, data.len() as u32);
             let pdu = whole(&sent, &data, digests, alignment);
             let (layout, header, received) = receive(&pdu, &rules(sender, digests, alignment)).unwrap();
             let (Header::C2hData(header) | Header::H2cData(header)) = header else { panic!("{header:?}") };
-            prop_assert_eq!((header.cccid, header.ttag), (sent.cccid, sent.ttag));
-            prop_assert_eq!((header.datao, header.datal), (sent.datao, sent.datal));
+            prop_assert_eq!(header, sent.fields);
             prop_assert_eq!(layout.flags & data_flags::LAST, flags);
             prop_assert_eq!(received, &data[..]);
             prop_assert_eq!(layout.data_at() % usize::from(alignment), 0);
@@ -158,19 +168,19 @@ proptest! {
     ) {
         let mut command = Command::blocks(bytes[0], 3, 9, 8, Sgl::in_capsule(data.len() as u32));
         command.as_mut_bytes()[32..].copy_from_slice(&bytes);
-        let pdu = whole(&CapsuleCmd::new(command), &data, digests, 4);
+        let pdu = whole(&Pdu::new(Kind::CapsuleCmd, 0, command), &data, digests, 4);
         let (_, header, received) = receive(&pdu, &rules(Sender::Host, digests, 4)).unwrap();
         prop_assert!(matches!(header, Header::CapsuleCmd(found) if *found == command));
         prop_assert_eq!(received, &data[..]);
 
         let completion = Completion::new(7, Status::LBA_OUT_OF_RANGE, 8, 9, 10);
-        let pdu = whole(&CapsuleResp::new(completion), &[], digests, 4);
+        let pdu = whole(&Pdu::new(Kind::CapsuleResp, 0, completion), &[], digests, 4);
         let (_, header, _) = receive(&pdu, &rules(Sender::Controller, digests, 4)).unwrap();
         prop_assert!(matches!(header, Header::CapsuleResp(found) if found == completion));
 
-        let pdu = whole(&R2t::new(7, 8, 4096, 512), &[], digests, 4);
+        let pdu = whole(&Pdu::transfer(Kind::R2t, 0, 7, 8, 4096, 512), &[], digests, 4);
         let (_, header, _) = receive(&pdu, &rules(Sender::Controller, digests, 4)).unwrap();
-        prop_assert!(matches!(header, Header::R2t(found) if found.r2tl.get() == 512));
+        prop_assert!(matches!(header, Header::R2t(found) if found.length.get() == 512));
     }
 
     /// Changes one byte of a header. With a header digest, decoding must fail, unless the change makes the PDU a
@@ -184,7 +194,7 @@ proptest! {
         c2h in any::<bool>(),
     ) {
         let (sender, kind) = if c2h { (Sender::Controller, Kind::C2hData) } else { (Sender::Host, Kind::H2cData) };
-        let mut pdu = whole(&Data::new(kind, 0, 1, 2, 512, 64), &[9; 64], digests, 4);
+        let mut pdu = whole(&Pdu::transfer(kind, 0, 1, 2, 512, 64), &[9; 64], digests, 4);
         pdu[at] ^= change;
         let rules = rules(sender, digests, 4);
         let result = layout(&pdu, &rules).and_then(|layout| {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::initiator::Buffer;
 use crate::wire::command::{Command, Completion, FABRICS, Sgl, Status, connect, fabrics, io};
-use crate::wire::pdu::{CapsuleResp, Digests, MAX_HEADER, encode};
+use crate::wire::pdu::{Digests, Kind, MAX_HEADER, Pdu, encode};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
@@ -35,7 +35,7 @@ fn relay(mut host: TcpStream, target: SocketAddr) -> bool {
         let cid = u16::from_le_bytes([command[2], command[3]]);
         let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
         let mut response = [0; MAX_HEADER];
-        let refusal = CapsuleResp::new(Completion::new(cid, status, 0, 46, 0));
+        let refusal = Pdu::new(Kind::CapsuleResp, 0, Completion::new(cid, status, 0, 46, 0));
         let length = encode(&refusal, 0, Digests::default(), 4, &mut response);
         host.write_all(&response[..length]).unwrap();
         return true;

@@ -24,7 +24,7 @@ fn commands_wait_for_buffers_in_order() {
     let first = requested(&mut queue, 0);
     requested(&mut queue, 1);
     assert!(queue.answer().is_none() && queue.connection.is_starved());
-    let header = Data::new(Kind::H2cData, data_flags::LAST, 0, first, 0, 512 << 10);
+    let header = Pdu::transfer(Kind::H2cData, data_flags::LAST, 0, first, 0, 512 << 10);
     let mut bytes = vec![0; MAX_HEADER];
     let end = encode(&header, 512 << 10, Digests::default(), 4, &mut bytes);
     bytes.truncate(end);

@@ -22,7 +22,7 @@ fn violations_end_the_connection_with_a_termination_request() {
     let subsystem = subsystem(&["memory:1M"], |_| {});
     let h2c = |cid: u16, tag: u16, offset: u32, length: u32, flags: u8| {
         let mut bytes = vec![0; MAX_HEADER];
-        let header = Data::new(Kind::H2cData, flags, cid, tag, offset, length);
+        let header = Pdu::transfer(Kind::H2cData, flags, cid, tag, offset, length);
         let end = encode(&header, length, Digests::default(), 4, &mut bytes);
         bytes.truncate(end);
         bytes.resize(end + length as usize, 0);
@@ -76,7 +76,7 @@ fn overlapping_data_is_refused() {
     for expected in [false, true] {
         let mut bytes = vec![0; MAX_HEADER];
         let end =
-            encode(&Data::new(Kind::H2cData, 0, 0, 0, 0, 4096), 4096, Digests::default(), 4, &mut bytes);
+            encode(&Pdu::transfer(Kind::H2cData, 0, 0, 0, 0, 4096), 4096, Digests::default(), 4, &mut bytes);
         bytes.truncate(end);
         bytes.resize(end + 4096, 1);
         queue.send(&bytes);
