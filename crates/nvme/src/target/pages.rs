@@ -8,7 +8,7 @@ use super::subsystem::Subsystem;
 use crate::namespace::Namespace;
 use crate::wire::command::async_event;
 use crate::wire::identify::{
-    self, IDENTIFY_BYTES, LbaFormat, NamespaceDescriptor, controller_type, oncs, padded, terminated,
+    self, IDENTIFY_BYTES, LbaFormat, controller_type, descriptor_type, oncs, padded, terminated,
 };
 use crate::wire::nqn;
 use zerocopy::{FromZeros, IntoBytes};
@@ -116,11 +116,11 @@ pub fn active_namespaces(subsystem: &Subsystem, after: u32) -> Vec<u8> {
 
 /// Returns the Namespace Identification Descriptors.
 pub fn descriptors(namespace: &Namespace) -> Vec<u8> {
-    let mut page = vec![0; IDENTIFY_BYTES];
-    let mut end = 0;
-    for descriptor in [NamespaceDescriptor::Nguid(namespace.uuid), NamespaceDescriptor::Uuid(namespace.uuid)]
-    {
-        end += descriptor.encode(&mut page[end..]);
+    let mut page = Vec::new();
+    for kind in [descriptor_type::NGUID, descriptor_type::UUID] {
+        page.extend([kind, namespace.uuid.len() as u8, 0, 0]);
+        page.extend(namespace.uuid);
     }
+    page.resize(IDENTIFY_BYTES, 0);
     page
 }

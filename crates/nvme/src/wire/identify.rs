@@ -8,7 +8,7 @@ mod tests;
 
 pub use controller::{IdentifyController, controller_type, oncs};
 pub use discovery::{DiscoveryEntry, DiscoveryHeader, subsystem_type};
-pub use namespace::{IdentifyNamespace, LbaFormat, NamespaceDescriptor};
+pub use namespace::{IdentifyNamespace, LbaFormat, descriptor_type, descriptors};
 
 /// The values of CNS in Identify (Base section 5.17.1).
 pub mod cns {

@@ -4,7 +4,7 @@ use super::{Association, UNLIMITED_TRANSFER};
 use crate::field::NAMESPACE;
 use crate::initiator::Buffer;
 use crate::wire::command::{Command, admin};
-use crate::wire::identify::{self, IdentifyNamespace, NamespaceDescriptor, cns, oncs};
+use crate::wire::identify::{self, IdentifyNamespace, cns, descriptor_type, oncs};
 use crate::{Error, Result};
 use zerocopy::FromBytes;
 
@@ -190,10 +190,10 @@ impl Association {
     }
 
     fn identity(&mut self, nsid: u32, namespace: &IdentifyNamespace) -> Result<NamespaceIdentity> {
-        let descriptors = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
-            Ok(page) => NamespaceDescriptor::decode_all(page.bytes()),
+        let page = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
+            Ok(page) => Some(page),
             // Controllers of NVMe 1.2 and older do not have the list of namespace descriptors.
-            Err(Error::Status { .. }) => Vec::new(),
+            Err(Error::Status { .. }) => None,
             Err(error) => return Err(error),
         };
         let mut identity = NamespaceIdentity {
@@ -201,11 +201,12 @@ impl Association {
             nguid: Some(namespace.nguid).filter(|id| *id != [0; 16]),
             eui64: Some(namespace.eui64).filter(|id| *id != [0; 8]),
         };
-        for descriptor in descriptors {
-            match descriptor {
-                NamespaceDescriptor::Uuid(id) if id != [0; 16] => identity.uuid = Some(id),
-                NamespaceDescriptor::Nguid(id) if id != [0; 16] => identity.nguid = Some(id),
-                NamespaceDescriptor::Eui64(id) if id != [0; 8] => identity.eui64 = Some(id),
+        for (kind, id) in page.iter().flat_map(|page| identify::descriptors(page.bytes())) {
+            match (kind, id.try_into(), id.try_into()) {
+                _ if id.iter().all(|byte| *byte == 0) => {}
+                (descriptor_type::UUID, Ok(id), _) => identity.uuid = Some(id),
+                (descriptor_type::NGUID, Ok(id), _) => identity.nguid = Some(id),
+                (descriptor_type::EUI64, _, Ok(id)) => identity.eui64 = Some(id),
                 _ => {}
             }
         }

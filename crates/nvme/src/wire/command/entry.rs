@@ -1,6 +1,7 @@
 //! Submission and completion queue entries, and the codes in them.
 
 use super::Status;
+use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
 wire! {
@@ -90,23 +91,9 @@ impl Sgl {
 
 impl Command {
     /// Creates a command without data. Its command identifier and all further dwords are 0.
-    pub const fn new(opcode: u8, nsid: u32) -> Self {
-        Self {
-            opcode,
-            flags: PSDT_SGL,
-            cid: U16::ZERO,
-            nsid: U32::new(nsid),
-            cdw2: U32::ZERO,
-            cdw3: U32::ZERO,
-            mptr: U64::ZERO,
-            sgl: Sgl::NONE,
-            cdw10: U32::ZERO,
-            cdw11: U32::ZERO,
-            cdw12: U32::ZERO,
-            cdw13: U32::ZERO,
-            cdw14: U32::ZERO,
-            cdw15: U32::ZERO,
-        }
+    #[inline]
+    pub fn new(opcode: u8, nsid: u32) -> Self {
+        Self { opcode, flags: PSDT_SGL, nsid: nsid.into(), sgl: Sgl::NONE, ..Self::new_zeroed() }
     }
 
     /// Creates a read, write, write zeroes or compare of `blocks` blocks from `lba`.

@@ -3,6 +3,7 @@
 use super::{Command, Sgl};
 use crate::wire::identify::terminated;
 use crate::wire::nqn;
+use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32};
 
 /// The opcode of Fabrics commands, on all queues. The FCTYPE in byte 4 selects the command.
@@ -133,10 +134,9 @@ impl ConnectData {
         Self {
             host_id,
             controller: controller.into(),
-            reserved: [0; 238],
             subsystem_nqn: field(subsystem_nqn),
             host_nqn: field(host_nqn),
-            reserved2: [0; 256],
+            ..Self::new_zeroed()
         }
     }
 }

@@ -3,22 +3,18 @@
 use zerocopy::little_endian::{U16, U32};
 
 wire! {
-    /// Identify Controller, 4096 bytes. Fields about firmware, power states and sanitize have no names here.
+    /// Identify Controller, 4096 bytes, with the fields that either side uses.
     pub struct IdentifyController {
-        /// VID: the PCI vendor.
-        pub vid: U16,
-        /// SSVID: the PCI subsystem vendor.
-        pub ssvid: U16,
+        /// Not used.
+        pub reserved: [u8; 4],
         /// SN: the serial number, filled with spaces.
         pub sn: [u8; 20],
         /// MN: the model, filled with spaces.
         pub mn: [u8; 40],
         /// FR: the firmware revision, filled with spaces.
         pub fr: [u8; 8],
-        /// RAB: the recommended arbitration burst.
-        pub rab: u8,
-        /// IEEE: the vendor's OUI.
-        pub ieee: [u8; 3],
+        /// Not used.
+        pub reserved2: [u8; 4],
         /// CMIC: what the subsystem can have. Bit 0: several ports. Bit 1: several controllers. Bit 3:
         /// asymmetric namespace access.
         pub cmic: u8,
@@ -28,24 +24,18 @@ wire! {
         pub cntlid: U16,
         /// VER: the version; 20000h is 2.0.
         pub ver: U32,
-        /// RTD3R.
-        pub rtd3r: U32,
-        /// RTD3E.
-        pub rtd3e: U32,
+        /// Not used.
+        pub reserved3: [u8; 8],
         /// OAES: the asynchronous events that the controller sends.
         pub oaes: U32,
         /// CTRATT: controller attributes; bit 0 is set for 128-bit host identifiers.
         pub ctratt: U32,
-        /// RRLS and reserved bytes.
-        pub reserved: [u8; 11],
+        /// Not used.
+        pub reserved4: [u8; 11],
         /// CNTRLTYPE: see [`controller_type`].
         pub cntrltype: u8,
-        /// FGUID.
-        pub fguid: [u8; 16],
-        /// CRDT1 to CRDT3, and reserved bytes.
-        pub reserved2: [u8; 128],
-        /// OACS: optional admin commands.
-        pub oacs: U16,
+        /// Not used.
+        pub reserved5: [u8; 146],
         /// ACL: the Aborts that may be in flight, less one.
         pub acl: u8,
         /// AERL: the Asynchronous Event Requests that may be in flight, less one.
@@ -56,31 +46,13 @@ wire! {
         pub lpa: u8,
         /// ELPE: the entries of the error log, less one.
         pub elpe: u8,
-        /// NPSS: the power states, less one.
-        pub npss: u8,
-        /// AVSCC, APSTA.
-        pub reserved3: [u8; 2],
-        /// WCTEMP: warning temperature, in kelvins.
-        pub wctemp: U16,
-        /// CCTEMP: critical temperature, in kelvins.
-        pub cctemp: U16,
-        /// MTFA to FWUG.
-        pub reserved4: [u8; 50],
+        /// Not used.
+        pub reserved6: [u8; 57],
         /// KAS: the granularity of the keep-alive timer, in units of 100 ms. 0 if the controller has no such
         /// timer.
         pub kas: U16,
-        /// HCTMA to ENDGIDMAX.
-        pub reserved5: [u8; 20],
-        /// ANATT: the longest time that a change of the asymmetric access state takes, in seconds.
-        pub anatt: u8,
-        /// ANACAP: capabilities of asymmetric namespace access.
-        pub anacap: u8,
-        /// ANAGRPMAX.
-        pub anagrpmax: U32,
-        /// NANAGRPID.
-        pub nanagrpid: U32,
-        /// PELS and reserved bytes.
-        pub reserved6: [u8; 160],
+        /// Not used.
+        pub reserved7: [u8; 190],
         /// SQES: the sizes of submission queue entries as powers of two. Bits 3:0: required. Bits 7:4:
         /// largest. 66h is 64 bytes.
         pub sqes: u8,
@@ -93,53 +65,33 @@ wire! {
         pub nn: U32,
         /// ONCS: optional I/O commands; see [`oncs`].
         pub oncs: U16,
-        /// FUSES: fused operations.
-        pub fuses: U16,
-        /// FNA.
-        pub fna: u8,
+        /// Not used.
+        pub reserved8: [u8; 3],
         /// VWC. Bit 0: a volatile write cache is present. Bits 2:1: 3 if Flush accepts NSID FFFFFFFFh.
         pub vwc: u8,
-        /// AWUN: the atomic write unit, in blocks, less one.
-        pub awun: U16,
-        /// AWUPF: the atomic write unit at power loss, in blocks, less one.
-        pub awupf: U16,
-        /// ICSVSCC.
-        pub icsvscc: u8,
-        /// NWPC: namespace write protection.
-        pub nwpc: u8,
-        /// ACWU: the atomic compare-and-write unit, in blocks, less one.
-        pub acwu: U16,
-        /// CDFS.
-        pub cdfs: U16,
+        /// Not used.
+        pub reserved9: [u8; 10],
         /// SGLS: the supported features of SGLs. Bits 1:0: SGLs are supported at all. Bit 20: an SGL's
         /// address may be an offset in the capsule. Bit 21: an SGL may describe data outside the capsule.
         pub sgls: U32,
-        /// MNAN: the most namespaces that the subsystem can have.
-        pub mnan: U32,
-        /// Reserved.
-        pub reserved7: [u8; 224],
+        /// Not used.
+        pub reserved10: [u8; 228],
         /// SUBNQN.
         pub subnqn: [u8; 256],
-        /// Reserved.
-        pub reserved8: [u8; 768],
+        /// Not used.
+        pub reserved11: [u8; 768],
         /// IOCCSZ: the largest command capsule of I/O queues, in units of 16 bytes; at least 4.
         pub ioccsz: U32,
         /// IORCSZ: the largest response capsule of I/O queues, in units of 16 bytes; at least 1.
         pub iorcsz: U32,
         /// ICDOFF: where in-capsule data starts, in units of 16 bytes after the command.
         pub icdoff: U16,
-        /// FCATT: bit 0 is set if the controller keeps state between connections (static model).
-        pub fcatt: u8,
+        /// Not used.
+        pub reserved12: [u8; 1],
         /// MSDBD: the most SGL descriptors of a capsule.
         pub msdbd: u8,
-        /// OFCS: bit 0 is set if Disconnect is supported.
-        pub ofcs: U16,
-        /// Reserved.
-        pub reserved9: [u8; 242],
-        /// PSD0 to PSD31.
-        pub psd: [[u8; 32]; 32],
-        /// Vendor specific.
-        pub vendor: [u8; 1024],
+        /// Not used.
+        pub reserved13: [u8; 2292],
     }
 }
 

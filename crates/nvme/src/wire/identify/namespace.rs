@@ -1,10 +1,10 @@
 //! Identify Namespace (NVM section 4.1.5.1) and the Namespace Identification Descriptors (Base section
 //! 5.17.2.3).
 
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U16, U64};
 
 wire! {
-    /// Identify Namespace for the NVM command set, 4096 bytes.
+    /// Identify Namespace for the NVM command set, 4096 bytes, with the fields that either side uses.
     pub struct IdentifyNamespace {
         /// NSZE: the size, in blocks.
         pub nsze: U64,
@@ -18,34 +18,16 @@ wire! {
         pub nlbaf: u8,
         /// FLBAS: the LBA format in use, in bits 3:0.
         pub flbas: u8,
-        /// MC: metadata capabilities.
-        pub mc: u8,
-        /// DPC: protection capabilities.
-        pub dpc: u8,
-        /// DPS: protection settings.
-        pub dps: u8,
+        /// Not used.
+        pub reserved: [u8; 3],
         /// NMIC: bit 0 is set if several controllers may share the namespace.
         pub nmic: u8,
-        /// RESCAP: reservation capabilities.
-        pub rescap: u8,
-        /// FPI: format progress.
-        pub fpi: u8,
+        /// Not used.
+        pub reserved2: [u8; 2],
         /// DLFEAT. Bits 2:0: 1 if deallocated blocks read as zero. Bit 3: Write Zeroes may deallocate.
         pub dlfeat: u8,
-        /// NAWUN.
-        pub nawun: U16,
-        /// NAWUPF.
-        pub nawupf: U16,
-        /// NACWU.
-        pub nacwu: U16,
-        /// NABSN.
-        pub nabsn: U16,
-        /// NABO.
-        pub nabo: U16,
-        /// NABSPF.
-        pub nabspf: U16,
-        /// NOIOB.
-        pub noiob: U16,
+        /// Not used.
+        pub reserved3: [u8; 14],
         /// NVMCAP: the size, in bytes.
         pub nvmcap: [u8; 16],
         /// NPWG: preferred write granularity, in blocks, less one.
@@ -58,26 +40,20 @@ wire! {
         pub npda: U16,
         /// NOWS: optimal write size, in blocks, less one.
         pub nows: U16,
-        /// MSSRL, MCL and MSRC, the limits of the Copy command, and reserved bytes.
-        pub copy: [u8; 18],
-        /// ANAGRPID.
-        pub anagrpid: U32,
-        /// Reserved.
-        pub reserved: [u8; 3],
+        /// Not used.
+        pub reserved4: [u8; 25],
         /// NSATTR: bit 0 is set if the namespace is write protected.
         pub nsattr: u8,
-        /// NVMSETID.
-        pub nvmsetid: U16,
-        /// ENDGID.
-        pub endgid: U16,
+        /// Not used.
+        pub reserved5: [u8; 4],
         /// NGUID.
         pub nguid: [u8; 16],
         /// EUI64.
         pub eui64: [u8; 8],
         /// LBAF0 to LBAF63.
         pub lbaf: [LbaFormat; 64],
-        /// Vendor specific.
-        pub vendor: [u8; 3712],
+        /// Not used.
+        pub reserved6: [u8; 3712],
     }
 
     /// An LBA format.
@@ -102,51 +78,23 @@ impl IdentifyNamespace {
     }
 }
 
-/// An identifier of a namespace in the list that Identify with CNS 03h returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NamespaceDescriptor {
-    /// NIDT 1: an IEEE Extended Unique Identifier.
-    Eui64([u8; 8]),
-    /// NIDT 2: a Namespace Globally Unique Identifier.
-    Nguid([u8; 16]),
-    /// NIDT 3: a UUID.
-    Uuid([u8; 16]),
-    /// NIDT 4: the command set; 0 is the NVM command set.
-    CommandSet(u8),
+/// The types of Namespace Identification Descriptors (NIDT).
+pub mod descriptor_type {
+    /// An IEEE Extended Unique Identifier, 8 bytes.
+    pub const EUI64: u8 = 1;
+    /// A Namespace Globally Unique Identifier, 16 bytes.
+    pub const NGUID: u8 = 2;
+    /// A UUID, 16 bytes.
+    pub const UUID: u8 = 3;
 }
 
-impl NamespaceDescriptor {
-    /// Writes the descriptor into `out`. Returns the number of bytes written.
-    ///
-    /// # Panics
-    /// If `out` is too short; 20 bytes suffice.
-    pub fn encode(&self, out: &mut [u8]) -> usize {
-        let (kind, id): (u8, &[u8]) = match self {
-            Self::Eui64(id) => (1, id),
-            Self::Nguid(id) => (2, id),
-            Self::Uuid(id) => (3, id),
-            Self::CommandSet(code) => (4, std::slice::from_ref(code)),
-        };
-        out[..4].copy_from_slice(&[kind, id.len() as u8, 0, 0]);
-        out[4..4 + id.len()].copy_from_slice(id);
-        4 + id.len()
-    }
-
-    /// Decodes the list. Skips descriptors of unknown type. Stops at a malformed descriptor.
-    pub fn decode_all(mut list: &[u8]) -> Vec<Self> {
-        let mut found = Vec::new();
-        while let [kind, len, _, _, rest @ ..] = list {
-            let Some((id, rest)) = rest.split_at_checked((*len).into()) else { break };
-            match (kind, id) {
-                (0, _) | (_, []) => break,
-                (1, id) if id.len() == 8 => found.push(Self::Eui64(id.try_into().expect("8 bytes"))),
-                (2, id) if id.len() == 16 => found.push(Self::Nguid(id.try_into().expect("16 bytes"))),
-                (3, id) if id.len() == 16 => found.push(Self::Uuid(id.try_into().expect("16 bytes"))),
-                (4, [code]) => found.push(Self::CommandSet(*code)),
-                _ => {}
-            }
-            list = rest;
-        }
-        found
-    }
+/// Returns the Namespace Identification Descriptors in the list that Identify with CNS 03h returns: the type of each
+/// and its identifier. Stops at a malformed descriptor.
+pub fn descriptors(mut list: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    std::iter::from_fn(move || {
+        let [kind @ 1..=255, length @ 1..=255, _, _, rest @ ..] = list else { return None };
+        let (id, rest) = rest.split_at_checked((*length).into())?;
+        list = rest;
+        Some((*kind, id))
+    })
 }

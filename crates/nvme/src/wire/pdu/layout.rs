@@ -1,6 +1,7 @@
 //! Decodes and checks the common header, with which each PDU begins: its type, flags and lengths.
 
 use super::{FatalStatus, Fault, digest};
+use zerocopy::TryFromBytes;
 
 /// The most bytes that a header takes when it is encoded: a 128-byte ICReq, or a 72-byte header with digest,
 /// padded to 128 bytes.
@@ -18,7 +19,7 @@ pub(super) const DDGSTF: u8 = 1 << 1;
 pub(super) const TERMINATION_DATA: usize = 128;
 
 /// The type of a PDU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// Initialize Connection Request, from the host.
@@ -45,18 +46,7 @@ impl Kind {
     /// Returns the type with this code.
     #[inline]
     pub fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            0x00 => Kind::IcReq,
-            0x01 => Kind::IcResp,
-            0x02 => Kind::H2cTermReq,
-            0x03 => Kind::C2hTermReq,
-            0x04 => Kind::CapsuleCmd,
-            0x05 => Kind::CapsuleResp,
-            0x06 => Kind::H2cData,
-            0x07 => Kind::C2hData,
-            0x09 => Kind::R2t,
-            _ => return None,
-        })
+        Self::try_read_from_bytes(&[code]).ok()
     }
 
     /// Returns the name of this PDU type in the specification.
