@@ -29,14 +29,9 @@ pub enum Step {
 
 const STEPS: [Step; 3] = [Step::Silent, Step::Initialized, Step::Connected];
 
-/// The key of a connection in the table of half-open connections.
+/// The number of a connection in the order of arrival.
 #[derive(Clone, Copy, Debug)]
-pub struct Ticket {
-    source: IpAddr,
-    step: Step,
-    /// The connection's number in the order of arrival.
-    number: u64,
-}
+pub struct Ticket(u64);
 
 /// The half-open connections of all threads, from the moment when they are accepted.
 #[derive(Debug)]
@@ -45,15 +40,20 @@ pub struct HalfOpen {
     table: Mutex<Table>,
 }
 
-/// The half-open connections of one address in one step, by number. The numbers are in the order of arrival.
-/// The value is `None` until the connection's thread has taken the connection.
-type Connections = BTreeMap<u64, Option<Reach>>;
+#[derive(Debug)]
+struct Connection {
+    source: IpAddr,
+    step: Step,
+    /// `None` until the connection's thread has taken the connection.
+    reach: Option<Reach>,
+}
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The connections of each address, by their steps. No address has none.
-    sources: HashMap<IpAddr, [Connections; STEPS.len()]>,
-    count: usize,
+    /// The connections by their numbers, so in the order of arrival.
+    connections: BTreeMap<u64, Connection>,
+    /// How many connections of each address are at each step. No address has none.
+    counts: HashMap<IpAddr, [usize; STEPS.len()]>,
     last_number: u64,
     /// The address of the connection that was last removed to be closed.
     last_source: Option<IpAddr>,
@@ -71,50 +71,44 @@ impl HalfOpen {
 
     /// Returns the number of connections.
     pub fn count(&self) -> usize {
-        self.table().count
+        self.table().connections.len()
     }
 
     /// Adds a connection from `address` that was just accepted. If there are too many now, displaces one.
     pub fn add(&self, address: IpAddr) -> Ticket {
         let mut table = self.table();
         table.last_number += 1;
-        let ticket = Ticket { source: network(address), step: Step::Silent, number: table.last_number };
-        table.insert(&ticket, None);
-        if table.count > self.limit {
+        let (number, source) = (table.last_number, network(address));
+        table.connections.insert(number, Connection { source, step: Step::Silent, reach: None });
+        table.counts.entry(source).or_default()[Step::Silent as usize] += 1;
+        if table.connections.len() > self.limit {
             table.displace();
         }
-        ticket
+        Ticket(number)
     }
 
     /// Records that a connection's thread has taken the connection, and how to reach it there. Returns false
     /// if the connection was displaced before.
     pub fn taken(&self, ticket: &Ticket, reach: Reach) -> bool {
         let mut table = self.table();
-        let is_there = table.remove(ticket).is_some();
-        if is_there {
-            table.insert(ticket, Some(reach));
-        }
-        is_there
+        table.connections.get_mut(&ticket.0).map(|it| it.reach = Some(reach)).is_some()
     }
 
     /// Records that a connection has reached a step. Does nothing if the table does not have the connection any
     /// more.
-    pub fn advance(&self, ticket: &mut Ticket, step: Step) {
-        if ticket.step == step {
-            return;
-        }
-        let mut table = self.table();
-        let reach = table.remove(ticket);
-        ticket.step = step;
-        if let Some(reach) = reach {
-            table.insert(ticket, reach);
-        }
+    pub fn advance(&self, ticket: &Ticket, step: Step) {
+        let Table { connections, counts, .. } = &mut *self.table();
+        let Some(connection) = connections.get_mut(&ticket.0) else { return };
+        let counts = counts.get_mut(&connection.source).expect("the count of a connection");
+        counts[connection.step as usize] -= 1;
+        counts[step as usize] += 1;
+        connection.step = step;
     }
 
     /// Removes a connection from the table. Call this when its host may use the queue, or when it was closed.
     /// Does nothing if the table no longer contains the connection.
     pub fn remove(&self, ticket: &Ticket) {
-        self.table().remove(ticket);
+        self.table().remove(ticket.0);
     }
 
     /// Removes the connection that is first in the order of closing, and asks its thread to close it. If the
@@ -130,42 +124,35 @@ impl HalfOpen {
 }
 
 impl Table {
-    fn insert(&mut self, ticket: &Ticket, reach: Option<Reach>) {
-        self.sources.entry(ticket.source).or_default()[ticket.step as usize].insert(ticket.number, reach);
-        self.count += 1;
-    }
-
-    fn remove(&mut self, ticket: &Ticket) -> Option<Option<Reach>> {
-        let steps = self.sources.get_mut(&ticket.source)?;
-        let reach = steps[ticket.step as usize].remove(&ticket.number)?;
-        self.count -= 1;
-        if steps.iter().all(BTreeMap::is_empty) {
-            self.sources.remove(&ticket.source);
+    fn remove(&mut self, number: u64) -> Option<Connection> {
+        let connection = self.connections.remove(&number)?;
+        let counts = self.counts.get_mut(&connection.source)?;
+        counts[connection.step as usize] -= 1;
+        if counts.iter().all(|count| *count == 0) {
+            self.counts.remove(&connection.source);
         }
-        Some(reach)
+        Some(connection)
     }
 
     fn displace(&mut self) {
-        let Some(ticket) = self.next_to_close() else { return };
-        self.last_source = Some(ticket.source);
-        if let Some(Reach { inbox, connection }) = self.remove(&ticket).flatten() {
+        let Some(connection) = self.next_to_close().and_then(|number| self.remove(number)) else { return };
+        self.last_source = Some(connection.source);
+        if let Some(Reach { inbox, connection }) = connection.reach {
             inbox.send(Message::Displace(connection));
         }
     }
 
-    /// Returns the connection that is to be closed before the others.
-    fn next_to_close(&self) -> Option<Ticket> {
-        let total = |steps: &[Connections; STEPS.len()]| steps.iter().map(BTreeMap::len).sum::<usize>();
-        let most = self.sources.values().map(total).max()?;
-        let busiest = || self.sources.iter().filter(|(_, steps)| total(steps) == most);
-        let count = |step: &Step| busiest().map(|(_, steps)| steps[*step as usize].len()).sum::<usize>();
+    /// Returns the number of the connection that is to be closed before the others.
+    fn next_to_close(&self) -> Option<u64> {
+        let total = |counts: &[usize; STEPS.len()]| counts.iter().sum::<usize>();
+        let most = self.counts.values().map(total).max()?;
+        let busiest = || self.counts.values().filter(|counts| total(counts) == most);
         // `max_by_key` returns the last of several equal elements. If two steps have equally many
         // connections, connections of the silent step are therefore closed first.
+        let count = |step: &Step| busiest().map(|counts| counts[*step as usize]).sum::<usize>();
         let step = STEPS.into_iter().rev().max_by_key(count)?;
-        let oldest = |(source, steps): (&IpAddr, &[Connections; STEPS.len()])| {
-            Some(Ticket { source: *source, step, number: *steps[step as usize].first_key_value()?.0 })
-        };
-        busiest().filter_map(oldest).min_by_key(|ticket| ticket.number)
+        let is_busiest = |it: &Connection| it.step == step && total(&self.counts[&it.source]) == most;
+        self.connections.iter().find(|(_, it)| is_busiest(it)).map(|(number, _)| *number)
     }
 }
 

@@ -18,9 +18,9 @@ impl Fixture {
     /// Accepts a connection from an address and lets it reach a step.
     fn accept(&mut self, address: &str, number: u64, step: Step) -> Ticket {
         let reach = Reach { inbox: self.inbox.clone(), connection: ConnectionId(number) };
-        let mut ticket = self.half_open.add(address.parse().unwrap());
+        let ticket = self.half_open.add(address.parse().unwrap());
         assert!(self.half_open.taken(&ticket, reach));
-        self.half_open.advance(&mut ticket, step);
+        self.half_open.advance(&ticket, step);
         for message in self.inbox.take() {
             let Message::Displace(id) = message else { panic!("{message:?}") };
             self.closed.push(id.0);
@@ -97,7 +97,7 @@ fn connections_that_are_usable_or_closed_do_not_count() {
         table.half_open.remove(&ticket);
         // A second removal, and a step of a removed connection, have no effect.
         table.half_open.remove(&ticket);
-        table.half_open.advance(&mut ticket.clone(), Step::Silent);
+        table.half_open.advance(&ticket, Step::Silent);
     }
     assert!(table.closed.is_empty());
     assert_eq!(table.half_open.count(), 0);

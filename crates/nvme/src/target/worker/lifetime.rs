@@ -90,7 +90,7 @@ impl Worker {
     pub(super) fn follow_half_open(&mut self, index: usize) {
         let Self { links, subsystem, load, .. } = self;
         let link = links[index].as_mut().expect("a link");
-        let Some(ticket) = &mut link.half_open else { return };
+        let Some(ticket) = &link.half_open else { return };
         match link.connection.half_open_step() {
             Some(step) => subsystem.half_open.advance(ticket, step),
             None => {
