@@ -18,9 +18,8 @@
 //!   Pool --share--> Share of a connection --allocate--> Buffer --drop--> free list of its size
 //! ```
 //!
-//! The sizes of buffers are powers of two from 4 KiB. Buffers are aligned to 4 KiB. Buffers smaller than 2
-//! MiB lie in huge pages, until huge pages take half of the budget. If no buffer of a huge page is in use,
-//! the page can be divided again into buffers of another size.
+//! The sizes of buffers are powers of two from 4 KiB. Buffers are aligned to 4 KiB. Most of them lie in huge pages:
+//! see the module `memory`.
 //!
 //! A reused buffer contains old data, perhaps data of another host. Send only bytes that the current command
 //! has written.
@@ -31,7 +30,7 @@ mod memory;
 mod tests;
 
 use budget::{Budget, Key};
-use memory::{BufferMemory, Memory, UNIT, class_of, layout};
+use memory::{BufferMemory, Memory, UNIT, class_of};
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
@@ -97,20 +96,17 @@ impl Pool {
 
 impl Part {
     fn new(budget_bytes: usize) -> Rc<Self> {
-        let mut memory = Memory::default();
-        memory.budget_bytes = budget_bytes;
-        Rc::new(Self { memory: RefCell::new(memory), budget: Budget::of_all(budget_bytes) })
+        let memory = RefCell::new(Memory::new(budget_bytes));
+        Rc::new(Self { memory, budget: Budget::new(None, budget_bytes) })
     }
 
     fn allocate(self: &Rc<Self>, bytes: usize, budget: &Rc<Budget>) -> Option<Buffer> {
         let class = class_of(bytes);
-        let size = layout(class).size();
-        if !budget.take(size) {
+        if !budget.take(UNIT << class) {
             return None;
         }
-        let mut store = self.memory.borrow_mut();
-        let Some(memory) = store.take_in_page(class).or_else(|| store.allocate(class)) else {
-            budget.give_back(size);
+        let Some(memory) = self.memory.borrow_mut().allocate(class) else {
+            budget.give_back(UNIT << class);
             return None;
         };
         Some(Buffer { memory, class, origin: Some((self.clone(), budget.clone())) })

@@ -33,13 +33,9 @@ pub struct Budget {
 }
 
 impl Budget {
-    fn new(parent: Option<Rc<Budget>>, most_bytes: usize) -> Rc<Self> {
+    /// Creates a level below `parent`. It may use at most `most_bytes`.
+    pub fn new(parent: Option<Rc<Budget>>, most_bytes: usize) -> Rc<Self> {
         Rc::new(Self { parent, most_bytes, used_bytes: Cell::new(0), children: RefCell::default() })
-    }
-
-    /// Creates the highest level.
-    pub fn of_all(most_bytes: usize) -> Rc<Self> {
-        Self::new(None, most_bytes)
     }
 
     /// Creates the level of a connection. It may use at most `most_bytes`.
@@ -103,7 +99,7 @@ mod tests {
 
     #[test]
     fn greedy_hosts_leave_room_for_others() {
-        let all = Budget::of_all(1000);
+        let all = Budget::new(None, 1000);
         let source = all.shared(Key::Source([127, 0, 0, 1].into()));
         let greedy = source.shared(Key::Controller(1));
         let taken: usize = (0..16).map(|_| take_all(&greedy.connection(usize::MAX))).sum();
@@ -121,7 +117,7 @@ mod tests {
 
     #[test]
     fn many_controllers_of_one_address_leave_room_for_another_address() {
-        let all = Budget::of_all(100_000);
+        let all = Budget::new(None, 100_000);
         let source = all.shared(Key::Source([127, 0, 0, 1].into()));
         let controllers: Vec<_> = (0..256).map(|id| source.shared(Key::Controller(id))).collect();
         let taken: usize = controllers.iter().map(|controller| take_all(controller)).sum();
@@ -132,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_connection_has_a_quota_and_levels_without_users_disappear() {
-        let all = Budget::of_all(1000);
+        let all = Budget::new(None, 1000);
         assert_eq!(take_all(&all.connection(10)), 10);
         for id in 0..100 {
             drop(all.shared(Key::Controller(id)));

@@ -1,6 +1,12 @@
-//! The memory of a pool's buffers: allocates it, keeps free buffers, and divides huge pages.
+//! The memory of a pool's buffers.
+//!
+//! Most of it is the arena: one mapping of which the kernel makes huge pages, because small pages are scattered in
+//! physical memory. A disk transfers a buffer of small pages in many pieces, and some disks need twice the time for
+//! that. A buddy system divides the arena: a block is halved until it has the size of the buffer, and two free halves
+//! become a block again. A buffer for which the arena has no free block of its size gets memory outside the arena.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
 
 /// The smallest buffer, and the alignment of all buffers. It suffices for direct I/O on every supported
@@ -11,54 +17,39 @@ pub const UNIT: usize = 4096;
 pub const HUGE_PAGE: usize = 2 << 20;
 
 /// The memory of one budget.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Memory {
-    pub budget_bytes: usize,
-    /// Bytes of all buffers, in use or free.
-    pub allocated_bytes: usize,
-    /// The free buffers of each size that lie in huge pages. Index n holds buffers of `UNIT << n` bytes.
-    pub free_in_pages: Vec<Vec<BufferMemory>>,
-    /// The free buffers of each size that were allocated individually, outside huge pages.
-    pub free_alone: Vec<Vec<BufferMemory>>,
-    /// The bytes of all buffers in `free_alone`.
-    pub free_alone_bytes: usize,
-    /// The huge pages. An index without a page can be used again.
-    pub huge_pages: Vec<Option<HugePage>>,
-    /// The bytes of all huge pages.
-    pub huge_bytes: usize,
-    /// The number of huge pages without a used buffer.
-    pub idle_pages: usize,
+    /// The arena, aligned to `HUGE_PAGE`. Dangling if the kernel refused to map it.
+    arena: NonNull<u8>,
+    arena_bytes: usize,
+    /// The offsets of free blocks in the arena. Index n holds blocks of `UNIT << n` bytes.
+    free: Vec<BTreeSet<usize>>,
+    /// Like `free`, but not joined with other free blocks yet. The next buffer of the same size gets the last of these,
+    /// which is fast and finds it in the processor's caches.
+    recent: Vec<Vec<usize>>,
+    /// How many bytes more may be allocated outside the arena.
+    pub outside_bytes: usize,
     /// How many buffers have been given back since the pool was created.
     pub returned: u64,
-}
-
-/// A huge page that is divided into buffers of one size. Small pages are scattered in physical memory, so a
-/// disk transfers a buffer of small pages in many pieces. Some disks need twice the time for that.
-#[derive(Debug)]
-pub struct HugePage {
-    pub start: NonNull<u8>,
-    class: usize,
-    /// The number of buffers in use.
-    pub used: usize,
 }
 
 /// The memory of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferMemory {
     pub start: NonNull<u8>,
-    /// The index of the huge page that holds the buffer. `None` if the buffer lies outside huge pages.
-    pub page: Option<usize>,
+    /// True if the buffer lies outside the arena.
+    pub outside: bool,
 }
 
 impl BufferMemory {
-    /// Allocates the memory of a buffer outside huge pages, filled with zeros.
+    /// Allocates the memory of a buffer outside the arena, filled with zeros.
     pub fn new(class: usize) -> Self {
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout(class)) });
-        Self { start: start.unwrap_or_else(|| handle_alloc_error(layout(class))), page: None }
+        Self { start: start.unwrap_or_else(|| handle_alloc_error(layout(class))), outside: true }
     }
 
-    /// Frees the memory of a buffer outside huge pages.
+    /// Frees the memory of a buffer outside the arena.
     ///
     /// # Safety
     /// [`BufferMemory::new`] allocated it with the same class, and nothing uses it any more.
@@ -69,191 +60,97 @@ impl BufferMemory {
 }
 
 impl Memory {
-    /// Removes a free buffer that lies in a huge page.
-    pub fn take_in_page(&mut self, class: usize) -> Option<BufferMemory> {
-        let memory = self.free_in_pages.get_mut(class)?.pop()?;
-        let page = memory.page.and_then(|index| self.huge_pages[index].as_mut());
-        let page = page.expect("a huge page stays while its free buffers are listed");
-        if page.used == 0 {
-            self.idle_pages -= 1;
+    /// Maps the arena: three quarters of the budget. The kernel provides its pages when they are first used.
+    pub fn new(budget_bytes: usize) -> Self {
+        let wanted = budget_bytes / 4 * 3 / UNIT * UNIT;
+        let (arena, arena_bytes) = map(wanted).map_or((NonNull::dangling(), 0), |start| (start, wanted));
+        let classes = (arena_bytes / UNIT).checked_ilog2().map_or(0, |largest| largest as usize + 1);
+        let mut free = vec![BTreeSet::new(); classes];
+        let mut offset = 0;
+        while offset < arena_bytes {
+            let class = ((arena_bytes - offset) / UNIT).ilog2() as usize;
+            free[class].insert(offset);
+            offset += UNIT << class;
         }
-        page.used += 1;
-        Some(memory)
+        let (recent, outside_bytes) = (vec![Vec::new(); classes], budget_bytes - arena_bytes);
+        Self { arena, arena_bytes, free, recent, outside_bytes, returned: 0 }
     }
 
-    /// Removes a free buffer that was allocated alone.
-    pub fn take_alone(&mut self, class: usize) -> Option<BufferMemory> {
-        let memory = self.free_alone.get_mut(class)?.pop()?;
-        self.free_alone_bytes -= layout(class).size();
-        Some(memory)
-    }
-
-    /// Adds a huge page if possible, and returns a buffer in it. Otherwise returns a buffer outside huge
-    /// pages. Returns `None` if the budget is used up.
+    /// Returns the memory of a buffer, or `None` if the budget is used up.
     pub fn allocate(&mut self, class: usize) -> Option<BufferMemory> {
-        let size = layout(class).size();
-        if size < HUGE_PAGE && self.provide_huge_page(class) {
-            return self.take_in_page(class);
+        let recent = self.recent.get_mut(class).and_then(Vec::pop);
+        if let Some(offset) = recent.or_else(|| self.divide(class)) {
+            // SAFETY: the offset lies within the arena.
+            return Some(BufferMemory { start: unsafe { self.arena.add(offset) }, outside: false });
         }
-        if let Some(memory) = self.take_alone(class) {
-            return Some(memory);
-        }
-        self.make_room(size).then(|| {
-            self.allocated_bytes += size;
-            BufferMemory::new(class)
-        })
+        self.outside_bytes = self.outside_bytes.checked_sub(UNIT << class)?;
+        Some(BufferMemory::new(class))
     }
 
-    /// Adds the free buffers of one more huge page. Returns false if the limits allow none, or the kernel
-    /// refuses.
-    fn provide_huge_page(&mut self, class: usize) -> bool {
-        // Huge pages take at most half of the budget, because one buffer in use keeps a whole page.
-        let allowed = self.huge_bytes + HUGE_PAGE <= self.budget_bytes / 2;
-        if allowed && self.allocated_bytes + HUGE_PAGE <= self.budget_bytes {
-            return self.add_huge_page(class);
-        }
-        if let Some(index) = self.remove_idle_page_buffers() {
-            self.divide(index, class);
-            return true;
-        }
-        allowed && self.make_room(HUGE_PAGE) && self.add_huge_page(class)
+    /// Removes a free block from the arena. Takes it from the smallest larger block if there is none of its size.
+    #[cold]
+    fn divide(&mut self, class: usize) -> Option<usize> {
+        self.join_recent();
+        let larger = (class..self.free.len()).find(|larger| !self.free[*larger].is_empty())?;
+        let offset = self.free[larger].pop_first()?;
+        (class..larger).for_each(|half| _ = self.free[half].insert(offset + (UNIT << half)));
+        Some(offset)
     }
 
-    /// Maps a huge page and divides it into free buffers. Returns false if the kernel refuses.
-    fn add_huge_page(&mut self, class: usize) -> bool {
-        let Some(start) = map_huge_page() else { return false };
-        self.allocated_bytes += HUGE_PAGE;
-        self.huge_bytes += HUGE_PAGE;
-        self.idle_pages += 1;
-        let index = match self.huge_pages.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.huge_pages.push(None);
-                self.huge_pages.len() - 1
+    /// Moves the blocks in `recent` to `free`, and joins them with their other halves.
+    fn join_recent(&mut self) {
+        for (least, recent) in self.recent.iter_mut().enumerate() {
+            for mut offset in recent.drain(..) {
+                let mut class = least;
+                while self.free[class].remove(&(offset ^ (UNIT << class))) {
+                    offset &= !(UNIT << class);
+                    class += 1;
+                }
+                self.free[class].insert(offset);
             }
-        };
-        self.huge_pages[index] = Some(HugePage { start, class, used: 0 });
-        self.divide(index, class);
-        true
-    }
-
-    /// Divides a huge page without buffers into free buffers of one size.
-    fn divide(&mut self, index: usize, class: usize) {
-        let page = self.huge_pages[index].as_mut().expect("the index of a huge page");
-        page.class = class;
-        let first = page.start;
-        let free = list(&mut self.free_in_pages, class);
-        for offset in (0..HUGE_PAGE).step_by(layout(class).size()).rev() {
-            // SAFETY: the offset lies within the huge page.
-            let start = unsafe { first.add(offset) };
-            free.push(BufferMemory { start, page: Some(index) });
         }
     }
 
-    /// Removes all buffers of one idle huge page. A huge page is idle if none of its buffers is in use.
-    /// Returns the page's index, or `None` if no page is idle.
-    fn remove_idle_page_buffers(&mut self) -> Option<usize> {
-        // Skip the search below, because usually no huge page is idle.
-        if self.idle_pages == 0 {
-            return None;
-        }
-        let is_idle = |page: &Option<HugePage>| page.as_ref().is_some_and(|page| page.used == 0);
-        let index = self.huge_pages.iter().position(is_idle)?;
-        let class = self.huge_pages[index].as_ref()?.class;
-        self.free_in_pages[class].retain(|memory| memory.page != Some(index));
-        Some(index)
-    }
-
-    /// Adds a buffer to the free ones.
+    /// Takes the memory of a buffer back that [`Memory::allocate`] returned for the same class.
     pub fn give_back(&mut self, class: usize, memory: BufferMemory) {
         self.returned += 1;
-        let Some(index) = memory.page else {
-            self.free_alone_bytes += layout(class).size();
-            return list(&mut self.free_alone, class).push(memory);
-        };
-        let page = self.huge_pages[index].as_mut().expect("a huge page stays while its buffers are in use");
-        page.used -= 1;
-        if page.used == 0 {
-            self.idle_pages += 1;
+        if memory.outside {
+            // SAFETY: `allocate` called `BufferMemory::new`, and the buffer ends.
+            unsafe { memory.free(class) };
+            self.outside_bytes += UNIT << class;
+        } else {
+            self.recent[class].push(memory.start.addr().get() - self.arena.addr().get());
         }
-        self.free_in_pages[class].push(memory);
-    }
-
-    /// Frees unused buffers and huge pages until `bytes` more fit into the budget. Returns false, and frees
-    /// nothing, if they cannot fit.
-    fn make_room(&mut self, bytes: usize) -> bool {
-        let unused_bytes = self.free_alone_bytes + self.idle_pages * HUGE_PAGE;
-        if self.allocated_bytes - unused_bytes + bytes > self.budget_bytes {
-            return false;
-        }
-        let fits = |memory: &Self| memory.allocated_bytes + bytes <= memory.budget_bytes;
-        for class in (0..self.free_alone.len()).rev() {
-            while !fits(self)
-                && let Some(memory) = self.take_alone(class)
-            {
-                // SAFETY: a free buffer outside huge pages, removed from its list.
-                unsafe { memory.free(class) };
-                self.allocated_bytes -= layout(class).size();
-            }
-        }
-        while !fits(self)
-            && let Some(page) =
-                self.remove_idle_page_buffers().and_then(|index| self.huge_pages[index].take())
-        {
-            unmap(&page);
-            self.allocated_bytes -= HUGE_PAGE;
-            self.huge_bytes -= HUGE_PAGE;
-            self.idle_pages -= 1;
-        }
-        true
     }
 }
 
-/// Returns the list of the free buffers of one size.
-fn list(lists: &mut Vec<Vec<BufferMemory>>, class: usize) -> &mut Vec<BufferMemory> {
-    if lists.len() <= class {
-        lists.resize_with(class + 1, Vec::new);
-    }
-    &mut lists[class]
-}
-
-/// Maps `HUGE_PAGE` bytes of zeros at a multiple of `HUGE_PAGE`, and asks the kernel for a huge page.
-fn map_huge_page() -> Option<NonNull<u8>> {
-    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+/// Maps `bytes` bytes of zeros at a multiple of `HUGE_PAGE`, and asks the kernel for huge pages.
+fn map(bytes: usize) -> Option<NonNull<u8>> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the kernel chooses the address of the new mapping.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), 2 * HUGE_PAGE, access, flags, -1, 0) };
-    if start == libc::MAP_FAILED {
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), bytes + HUGE_PAGE, access, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
         return None;
     }
-    let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
-    let page = start.wrapping_byte_add(before);
-    // SAFETY: both ranges belong to the new mapping, and nothing uses them.
+    let before = mapped.addr().next_multiple_of(HUGE_PAGE) - mapped.addr();
+    let start = mapped.wrapping_byte_add(before);
+    // SAFETY: the ranges belong to the new mapping, and nothing uses them.
     unsafe {
         if before > 0 {
-            libc::munmap(start, before);
+            libc::munmap(mapped, before);
         }
-        libc::munmap(page.wrapping_byte_add(HUGE_PAGE), HUGE_PAGE - before);
+        libc::munmap(start.wrapping_byte_add(bytes), HUGE_PAGE - before);
         // If the kernel refuses, the pages stay small.
-        libc::madvise(page, HUGE_PAGE, libc::MADV_HUGEPAGE);
+        libc::madvise(start, bytes, libc::MADV_HUGEPAGE);
     }
-    NonNull::new(page.cast())
-}
-
-fn unmap(page: &HugePage) {
-    // SAFETY: the huge page was mapped with this size. None of its buffers is in use any more.
-    unsafe { libc::munmap(page.start.as_ptr().cast(), HUGE_PAGE) };
+    NonNull::new(start.cast())
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        for (class, free) in self.free_alone.iter_mut().enumerate() {
-            for memory in free.drain(..) {
-                // SAFETY: a free buffer outside huge pages, removed from its list.
-                unsafe { memory.free(class) };
-            }
-        }
-        // No buffer is in use, because each buffer in use keeps the pool alive. So the pages can be unmapped.
-        self.huge_pages.iter().flatten().for_each(unmap);
+        // SAFETY: the arena was mapped with this size. No buffer is in use, because each one keeps the pool alive.
+        unsafe { libc::munmap(self.arena.as_ptr().cast(), self.arena_bytes) };
     }
 }
 
