@@ -37,7 +37,7 @@ pub use host::{HostSide, Refusal};
 pub use message::{AuthenticationMessage, AuthenticationReply, Challenge, MAX_MESSAGE, Offer};
 pub use secret::Secret;
 
-use crate::{Result, random};
+use crate::random;
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -106,8 +106,8 @@ enum Role {
 /// The values from which a response is computed.
 struct Response<'a> {
     hash: Hash,
-    /// The shared secret g^xy of the Diffie-Hellman exchange. `None` for the null group.
-    shared: Option<&'a [u8]>,
+    /// The shared secret g^xy of the Diffie-Hellman exchange. Empty for the null group.
+    shared: &'a [u8],
     challenge: &'a [u8],
     sequence: u32,
     transaction: u16,
@@ -119,8 +119,8 @@ impl Response<'_> {
     /// Returns the input of the HMAC.
     fn input(&self) -> Zeroizing<Vec<u8>> {
         let mut input = match self.shared {
-            None => Zeroizing::new(self.challenge.to_vec()),
-            Some(shared) => self.hash.hmac(&self.hash.of(shared), &[self.challenge]),
+            [] => Zeroizing::new(self.challenge.to_vec()),
+            shared => self.hash.hmac(&self.hash.of(shared), &[self.challenge]),
         };
         input.extend(self.sequence.to_le_bytes());
         input.extend(self.transaction.to_le_bytes());
@@ -158,15 +158,15 @@ impl Response<'_> {
 
 /// Returns a random sequence number. It is never 0, because 0 in a host's reply means that the host does not
 /// authenticate the controller.
-fn random_sequence() -> Result<u32> {
+fn random_sequence() -> u32 {
     let mut bytes = [0; 4];
-    random::fill(&mut bytes)?;
-    Ok(u32::from_le_bytes(bytes).max(1))
+    random::fill(&mut bytes);
+    u32::from_le_bytes(bytes).max(1)
 }
 
 /// Returns `count` random bytes.
-fn random_bytes(count: usize) -> Result<Vec<u8>> {
+fn random_bytes(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
-    random::fill(&mut bytes)?;
-    Ok(bytes)
+    random::fill(&mut bytes);
+    bytes
 }

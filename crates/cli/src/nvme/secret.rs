@@ -81,14 +81,12 @@ impl GenerateKey {
     /// Prints the secret.
     ///
     /// # Errors
-    /// If the system has no random numbers, or the output cannot be written.
+    /// If the output cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
-        let secret = || Secret::generate(self.hmac.map(Into::into)).map(|secret| secret.to_text());
+        let secret = || Secret::generate(self.hmac.map(Into::into)).to_text().to_string();
         let mut words: Vec<String> = self.host_nqn.iter().cloned().collect();
-        words.push(secret()?.to_string());
-        if self.target_secret {
-            words.push(secret()?.to_string());
-        }
+        words.push(secret());
+        words.extend(self.target_secret.then(secret));
         crate::print(|out| writeln!(out, "{}", words.join(" ")))
     }
 }

@@ -4,9 +4,7 @@ use super::{
     AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Group, Hash,
     KeyPair, Names, Offer, Response, Role, random_bytes, random_sequence,
 };
-use crate::Result;
 use std::sync::Arc;
-use zeroize::Zeroizing;
 
 /// The progress of an authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +57,7 @@ enum State {
 struct ControllerChallenge {
     sequence: u32,
     challenge: Vec<u8>,
-    keys: Option<KeyPair>,
+    keys: KeyPair,
 }
 
 impl ControllerSide {
@@ -120,43 +118,33 @@ impl ControllerSide {
         &self.names.host
     }
 
-    /// Processes a message of the host: the data of an Authentication Send.
-    ///
-    /// # Errors
-    /// If the system has no random numbers. A wrong message is no error: [`ControllerSide::next_message`] then
-    /// returns AUTH_Failure1.
-    pub fn receive(&mut self, message: &[u8]) -> Result<()> {
+    /// Processes a message of the host: the data of an Authentication Send. If the message is wrong,
+    /// [`ControllerSide::next_message`] then returns AUTH_Failure1.
+    pub fn receive(&mut self, message: &[u8]) {
         let state = std::mem::replace(&mut self.state, State::Failure1(AuthenticationFailure::FAILED));
         let next = match AuthenticationMessage::decode(message) {
             Ok((transaction, AuthenticationMessage::Negotiate(offer))) if matches!(state, State::Idle(_)) => {
                 self.transaction = transaction;
                 self.negotiate(offer)
             }
-            Ok((_, AuthenticationMessage::Negotiate(_))) => {
-                Err(AuthenticationFailure::INCORRECT_MESSAGE.into())
-            }
-            Ok(_) if matches!(state, State::Idle(_)) => Err(AuthenticationFailure::INCORRECT_MESSAGE.into()),
+            Ok((_, AuthenticationMessage::Negotiate(_))) => Err(AuthenticationFailure::INCORRECT_MESSAGE),
+            Ok(_) if matches!(state, State::Idle(_)) => Err(AuthenticationFailure::INCORRECT_MESSAGE),
             Ok((transaction, _)) if transaction != self.transaction => {
-                Err(AuthenticationFailure::INCORRECT_PAYLOAD.into())
+                Err(AuthenticationFailure::INCORRECT_PAYLOAD)
             }
             Ok((_, message)) => self.proceed(state, message),
-            Err(failure) => Err(failure.into()),
+            Err(failure) => Err(failure),
         };
-        match next {
-            Ok(next) => self.state = next,
-            Err(Stop::Failure(failure)) => self.state = State::Failure1(failure),
-            Err(Stop::Error(error)) => return Err(error),
-        }
-        Ok(())
+        self.state = next.unwrap_or_else(State::Failure1);
     }
 
     /// Processes a message that is no AUTH_Negotiate.
-    fn proceed(&self, state: State, message: AuthenticationMessage) -> Result<State, Stop> {
+    fn proceed(&self, state: State, message: AuthenticationMessage) -> Result<State, AuthenticationFailure> {
         match (state, message) {
             (State::Reply(own), AuthenticationMessage::Reply(reply)) => self.verify(&own, reply),
             (State::Success2, AuthenticationMessage::Success2) => Ok(State::Idle(true)),
             (_, AuthenticationMessage::Failure2(failure)) => Ok(State::Failed(failure)),
-            _ => Err(AuthenticationFailure::INCORRECT_MESSAGE.into()),
+            _ => Err(AuthenticationFailure::INCORRECT_MESSAGE),
         }
     }
 
@@ -180,28 +168,29 @@ impl ControllerSide {
         reply.response.len() == self.hash.bytes() && reply.value.len() == self.group.value_bytes()
     }
 
-    fn negotiate(&self, offer: Option<Offer>) -> Result<State, Stop> {
+    fn negotiate(&self, offer: Option<Offer>) -> Result<State, AuthenticationFailure> {
         self.check_offer(offer)?;
         Ok(State::Challenge(ControllerChallenge {
-            sequence: random_sequence()?,
-            challenge: random_bytes(self.hash.bytes())?,
-            keys: KeyPair::generate(self.group)?,
+            sequence: random_sequence(),
+            challenge: random_bytes(self.hash.bytes()),
+            keys: KeyPair::generate(self.group),
         }))
     }
 
     /// Checks the host's response, and computes the response to the host's challenge.
-    fn verify(&self, own: &ControllerChallenge, reply: AuthenticationReply) -> Result<State, Stop> {
+    fn verify(
+        &self,
+        own: &ControllerChallenge,
+        reply: AuthenticationReply,
+    ) -> Result<State, AuthenticationFailure> {
         let ControllerChallenge { sequence, challenge, keys } = own;
         if !self.has_right_lengths(&reply) {
-            return Err(AuthenticationFailure::INCORRECT_PAYLOAD.into());
+            return Err(AuthenticationFailure::INCORRECT_PAYLOAD);
         }
-        let shared: Option<Zeroizing<Box<[u8]>>> = match keys {
-            None => None,
-            Some(keys) => Some(keys.shared(&reply.value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?),
-        };
+        let shared = keys.shared(&reply.value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?;
         let response = Response {
             hash: self.hash,
-            shared: shared.as_ref().map(|shared| &shared[..]),
+            shared: &shared,
             challenge,
             sequence: *sequence,
             transaction: self.transaction,
@@ -209,7 +198,7 @@ impl ControllerSide {
             names: &self.names,
         };
         if !response.verify(&self.credentials.host, &reply.response) {
-            return Err(AuthenticationFailure::FAILED.into());
+            return Err(AuthenticationFailure::FAILED);
         }
         let Some((sequence, challenge)) = &reply.challenge else { return Ok(State::Success1(None)) };
         // Refuse a challenge that equals the controller's own challenge. A host that sends it back may be
@@ -229,7 +218,7 @@ impl ControllerSide {
                 group: self.group,
                 sequence: own.sequence,
                 challenge: own.challenge.clone(),
-                value: own.keys.as_ref().map_or_else(Vec::new, |keys| keys.public().to_vec()),
+                value: own.keys.public().to_vec(),
             }),
             State::Success1(response) => AuthenticationMessage::Success1 {
                 hash_bytes: self.hash.bytes() as u8,
@@ -250,23 +239,5 @@ impl ControllerSide {
             _ => unreachable!("only these states have a message"),
         };
         Some(bytes)
-    }
-}
-
-/// The cause of an authentication's end: a message that fails the check, or a failed system call.
-enum Stop {
-    Failure(AuthenticationFailure),
-    Error(crate::Error),
-}
-
-impl From<AuthenticationFailure> for Stop {
-    fn from(failure: AuthenticationFailure) -> Self {
-        Stop::Failure(failure)
-    }
-}
-
-impl From<crate::Error> for Stop {
-    fn from(error: crate::Error) -> Self {
-        Stop::Error(error)
     }
 }

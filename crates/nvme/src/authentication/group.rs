@@ -1,6 +1,6 @@
 //! The Diffie-Hellman groups of DH-HMAC-CHAP: the null group, and the finite-field groups of RFC 7919.
 
-use crate::{Result, random};
+use crate::random;
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd, Resize};
 use std::fmt;
@@ -102,8 +102,8 @@ impl fmt::Display for Group {
 /// A private exponent and its public value, for one authentication.
 pub struct KeyPair {
     group: Group,
-    modulus: BoxedMontyParams,
-    private: Zeroizing<BoxedUint>,
+    /// The modulus of the group and the private exponent. `None` for the null group.
+    private: Option<(BoxedMontyParams, Zeroizing<BoxedUint>)>,
     public: Vec<u8>,
 }
 
@@ -114,27 +114,24 @@ impl fmt::Debug for KeyPair {
 }
 
 impl KeyPair {
-    /// Creates a random pair. Returns `None` for the null group.
-    ///
-    /// # Errors
-    /// If the system has no random numbers.
-    pub fn generate(group: Group) -> Result<Option<Self>> {
+    /// Creates a random pair. The values of the null group are empty.
+    pub fn generate(group: Group) -> Self {
         let mut exponent = Zeroizing::new([0; EXPONENT_BITS as usize / 8]);
-        random::fill(&mut exponent[..])?;
-        Ok(Self::with_exponent(group, &exponent[..]))
+        random::fill(&mut exponent[..]);
+        Self::with_exponent(group, &exponent[..])
     }
 
-    /// Creates the pair with a given private exponent. Returns `None` for the null group.
-    pub(super) fn with_exponent(group: Group, exponent: &[u8]) -> Option<Self> {
+    /// Creates the pair with a given private exponent.
+    pub(super) fn with_exponent(group: Group, exponent: &[u8]) -> Self {
         if group == Group::Null {
-            return None;
+            return Self { group, private: None, public: Vec::new() };
         }
         let modulus = Odd::new(BoxedUint::from_be_slice_vartime(&group.modulus())).into_option();
         let modulus = BoxedMontyParams::new_vartime(modulus.expect("an odd modulus"));
         let private = Zeroizing::new(BoxedUint::from_be_slice_vartime(exponent));
         let generator = BoxedUint::from(2_u8).resize(modulus.bits_precision());
         let public = power(&generator, &private, &modulus).to_vec();
-        Some(Self { group, modulus, private, public })
+        Self { group, private: Some((modulus, private)), public }
     }
 
     /// Returns the public value: as many bytes as the modulus has, most significant byte first.
@@ -149,10 +146,11 @@ impl KeyPair {
         if peer.len() != self.group.value_bytes() {
             return None;
         }
+        let Some((modulus, private)) = &self.private else { return Some(Zeroizing::default()) };
         let value = BoxedUint::from_be_slice_vartime(peer);
         let one = BoxedUint::one_with_precision(value.bits_precision());
-        let last = self.modulus.modulus().as_ref().wrapping_sub(&one);
-        (value > one && value < last).then(|| power(&value, &self.private, &self.modulus))
+        let last = modulus.modulus().as_ref().wrapping_sub(&one);
+        (value > one && value < last).then(|| power(&value, private, modulus))
     }
 }
 

@@ -4,7 +4,6 @@ use super::{
     AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Group, Hash,
     KeyPair, Names, Offer, Response, Role, random_bytes, random_sequence,
 };
-use crate::{Error, Result};
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -17,8 +16,6 @@ pub enum Refusal {
     ByHost(AuthenticationFailure),
     /// The controller does not know the target's secret. The host must send AUTH_Failure2.
     WrongController,
-    /// The system failed.
-    System(Error),
 }
 
 impl Refusal {
@@ -28,7 +25,7 @@ impl Refusal {
         let failure = match self {
             Refusal::ByController(_) => return None,
             Refusal::ByHost(failure) => *failure,
-            Refusal::WrongController | Refusal::System(_) => AuthenticationFailure::FAILED,
+            Refusal::WrongController => AuthenticationFailure::FAILED,
         };
         Some(AuthenticationMessage::Failure2(failure).encode(transaction))
     }
@@ -67,7 +64,6 @@ impl fmt::Display for Refusal {
                 "the target did not prove that it knows the target's secret; compare the secrets of both \
                  sides, and check that this is the right target"
             ),
-            Refusal::System(error) => error.fmt(f),
         }
     }
 }
@@ -75,12 +71,6 @@ impl fmt::Display for Refusal {
 impl From<AuthenticationFailure> for Refusal {
     fn from(failure: AuthenticationFailure) -> Self {
         Refusal::ByHost(failure)
-    }
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
-        Refusal::System(error)
     }
 }
 
@@ -98,7 +88,7 @@ pub struct HostSide<'a> {
 #[derive(Debug)]
 struct SentReply {
     hash: Hash,
-    shared: Option<Zeroizing<Box<[u8]>>>,
+    shared: Zeroizing<Box<[u8]>>,
     /// S2 and C2. `None` if the host does not authenticate the controller.
     challenge: Option<(u32, Vec<u8>)>,
 }
@@ -126,14 +116,11 @@ impl<'a> HostSide<'a> {
         else {
             return Err(AuthenticationFailure::INCORRECT_MESSAGE.into());
         };
-        let keys = KeyPair::generate(group)?;
-        let shared = match &keys {
-            None => None,
-            Some(keys) => Some(keys.shared(&value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?),
-        };
+        let keys = KeyPair::generate(group);
+        let shared = keys.shared(&value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?;
         let response = Response {
             hash,
-            shared: shared.as_ref().map(|shared| &shared[..]),
+            shared: &shared,
             challenge: &challenge,
             sequence,
             transaction: self.transaction,
@@ -141,14 +128,10 @@ impl<'a> HostSide<'a> {
             names: self.names,
         };
         let response = response.compute(&self.credentials.host);
-        let own = match self.credentials.target {
-            None => None,
-            Some(_) => Some((random_sequence()?, random_bytes(hash.bytes())?)),
-        };
+        let own = self.credentials.target.as_ref().map(|_| (random_sequence(), random_bytes(hash.bytes())));
         self.sent = Some(SentReply { hash, shared, challenge: own.clone() });
-        let value = keys.map_or_else(Vec::new, |keys| keys.public().to_vec());
-        Ok(AuthenticationMessage::Reply(AuthenticationReply { response, challenge: own, value })
-            .encode(self.transaction))
+        let reply = AuthenticationReply { response, challenge: own, value: keys.public().to_vec() };
+        Ok(AuthenticationMessage::Reply(reply).encode(self.transaction))
     }
 
     /// Processes the controller's DH-HMAC-CHAP_Success1. Returns DH-HMAC-CHAP_Success2 if the host
@@ -166,7 +149,7 @@ impl<'a> HostSide<'a> {
         };
         let expected = Response {
             hash: sent.hash,
-            shared: sent.shared.as_ref().map(|shared| &shared[..]),
+            shared: &sent.shared,
             challenge,
             sequence: *sequence,
             transaction: self.transaction,

@@ -28,13 +28,10 @@ impl fmt::Debug for Secret {
 impl Secret {
     /// Creates a random secret. It is as long as a hash value of `transform`: 32, 48 or 64 bytes. Without a
     /// transform, it has 32 bytes.
-    ///
-    /// # Errors
-    /// If the system has no random numbers.
-    pub fn generate(transform: Option<Hash>) -> Result<Self> {
+    pub fn generate(transform: Option<Hash>) -> Self {
         let mut bytes = Zeroizing::new(vec![0; transform.map_or(32, Hash::bytes)]);
-        random::fill(&mut bytes)?;
-        Ok(Self { bytes, transform })
+        random::fill(&mut bytes);
+        Self { bytes, transform }
     }
 
     /// Returns the representation, to store it in a file.

@@ -13,7 +13,7 @@ fn names() -> Names {
 }
 
 fn credentials(target: bool) -> Credentials {
-    let secret = |transform| Secret::generate(transform).unwrap();
+    let secret = |transform| Secret::generate(transform);
     Credentials { host: secret(None), target: target.then(|| secret(Some(Hash::Sha384))) }
 }
 
@@ -26,17 +26,17 @@ fn run(controller: &mut ControllerSide, credentials: &Credentials) -> (Progress,
     let names = names();
     let mut host = HostSide::new(credentials, &names, 7);
     let result = (|| {
-        controller.receive(&host.begin()).unwrap();
+        controller.receive(&host.begin());
         let challenge = controller.next_message(MAX_MESSAGE).expect("a message");
-        controller.receive(&host.challenged(&challenge)?).unwrap();
+        controller.receive(&host.challenged(&challenge)?);
         let success = controller.next_message(MAX_MESSAGE).expect("a message");
         if let Some(message) = host.succeeded(&success)? {
-            controller.receive(&message).unwrap();
+            controller.receive(&message);
         }
         Ok(())
     })();
     if let Err(Some(message)) = result.as_ref().map_err(|refusal: &Refusal| refusal.message(7)) {
-        controller.receive(&message).unwrap();
+        controller.receive(&message);
     }
     (controller.progress(), result)
 }
@@ -103,7 +103,7 @@ fn secrets_have_the_representation_of_nvme_cli() {
     assert_eq!(secret.key(HOST)[..], (0..32).collect::<Vec<u8>>()[..]);
     assert_eq!(format!("{secret:?}"), "Secret(32 bytes)");
     for transform in [None, Some(Hash::Sha256), Some(Hash::Sha384), Some(Hash::Sha512)] {
-        let secret = Secret::generate(transform).unwrap();
+        let secret = Secret::generate(transform);
         assert_eq!(secret.to_text().parse::<Secret>().unwrap(), secret);
         assert_eq!(secret.key(HOST).len(), transform.map_or(32, Hash::bytes));
         assert!(transform.is_none() || secret.key(HOST) != secret.key(SUBSYSTEM));
@@ -128,7 +128,7 @@ fn the_groups_are_those_of_rfc_7919() {
         "770b14efaf6f049929c523113b3fa99a8d11dab1b18af3609590122075d19833",
     ];
     for (group, digest) in Group::ALL[1..].iter().zip(digests) {
-        let pair = KeyPair::with_exponent(*group, &[1; 64]).unwrap();
+        let pair = KeyPair::with_exponent(*group, &[1; 64]);
         assert_eq!(pair.public().len(), group.value_bytes());
         let found = Hash::Sha256.of(&group.modulus());
         let found: String = found.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -138,12 +138,12 @@ fn the_groups_are_those_of_rfc_7919() {
     // modulus: 32.
     let mut exponent = [0; 64];
     exponent[63] = 5;
-    assert_eq!(KeyPair::with_exponent(Group::Ffdhe2048, &exponent).unwrap().public()[255], 32);
+    assert_eq!(KeyPair::with_exponent(Group::Ffdhe2048, &exponent).public()[255], 32);
 }
 
 #[test]
 fn public_values_that_reveal_the_shared_secret_are_refused() {
-    let pair = KeyPair::generate(Group::Ffdhe2048).unwrap().unwrap();
+    let pair = KeyPair::generate(Group::Ffdhe2048);
     let modulus = Group::Ffdhe2048.modulus();
     let small = |value| [vec![0; 255], vec![value]].concat();
     let below = |distance| [&modulus[..255], &[modulus[255] - distance]].concat();
@@ -161,7 +161,7 @@ fn messages_out_of_order_are_refused_with_the_specified_failure() {
     let names = names();
     let fresh = || controller(&credentials, Hash::Sha256, Group::Null);
     let refused = |mut controller: ControllerSide, message: &[u8]| {
-        controller.receive(message).unwrap();
+        controller.receive(message);
         let (transaction, message) =
             AuthenticationMessage::decode(&controller.next_message(8).unwrap()).unwrap();
         let AuthenticationMessage::Failure1(failure) = message else { panic!("{message:?}") };
@@ -171,14 +171,14 @@ fn messages_out_of_order_are_refused_with_the_specified_failure() {
     let host = || HostSide::new(&credentials, &names, 7);
     let challenged = || {
         let (mut controller, mut host) = (fresh(), host());
-        controller.receive(&host.begin()).unwrap();
+        controller.receive(&host.begin());
         assert_eq!(controller.next_message(8), None, "a message that is longer than the host expects");
         let reply = host.challenged(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap();
         (controller, reply)
     };
     let negotiated = || {
         let mut controller = fresh();
-        controller.receive(&host().begin()).unwrap();
+        controller.receive(&host().begin());
         controller
     };
     let (_, reply) = challenged();
@@ -197,7 +197,7 @@ fn messages_out_of_order_are_refused_with_the_specified_failure() {
     reply[4] ^= 1;
     assert_eq!(refused(controller, &reply), (7, AuthenticationFailure::INCORRECT_PAYLOAD));
     let (mut controller, reply) = challenged();
-    controller.receive(&reply).unwrap();
+    controller.receive(&reply);
     assert_eq!(refused(controller, &reply).1, AuthenticationFailure::INCORRECT_MESSAGE);
     assert_eq!(fresh().next_message(MAX_MESSAGE), None);
 }
@@ -208,7 +208,7 @@ fn unusable_offers_are_refused_with_the_specified_failure() {
     let mut all = Offer { concatenation: 0, hashes: Hash::ALL.into(), groups: Group::ALL.into() };
     let failure = |offer: Option<Offer>| {
         let mut controller = controller(&credentials, Hash::Sha384, Group::Ffdhe3072);
-        controller.receive(&AuthenticationMessage::Negotiate(offer).encode(1)).unwrap();
+        controller.receive(&AuthenticationMessage::Negotiate(offer).encode(1));
         AuthenticationMessage::decode(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap().1
     };
     assert_eq!(failure(None), AuthenticationMessage::Failure1(AuthenticationFailure::PROTOCOL_UNUSABLE));
@@ -234,7 +234,7 @@ fn a_reflected_challenge_is_refused() {
     let names = names();
     let mut controller = controller(&credentials, Hash::Sha256, Group::Null);
     let mut host = HostSide::new(&credentials, &names, 7);
-    controller.receive(&host.begin()).unwrap();
+    controller.receive(&host.begin());
     let challenge = controller.next_message(MAX_MESSAGE).unwrap();
     let reply = host.challenged(&challenge).unwrap();
     let (AuthenticationMessage::Challenge(challenge), AuthenticationMessage::Reply(mut reply)) = (
@@ -244,14 +244,14 @@ fn a_reflected_challenge_is_refused() {
         panic!("a challenge and a reply");
     };
     reply.challenge = Some((1, challenge.challenge));
-    controller.receive(&AuthenticationMessage::Reply(reply).encode(7)).unwrap();
+    controller.receive(&AuthenticationMessage::Reply(reply).encode(7));
     let message = AuthenticationMessage::decode(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap().1;
     assert_eq!(message, AuthenticationMessage::Failure1(AuthenticationFailure::FAILED));
 }
 
 #[test]
 fn files_of_secrets_are_parsed_and_their_errors_name_the_line() {
-    let secret = || Secret::generate(None).unwrap().to_text().to_string();
+    let secret = || Secret::generate(None).to_text().to_string();
     let (first, second) = (secret(), secret());
     let text = format!("# hosts\n\n{HOST} {first}\t{second} # both\nnqn.2026-11.b {second}\n");
     let file = SecretsFile::parse(&text).unwrap();
@@ -279,7 +279,7 @@ fn files_of_secrets_must_be_private() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("secrets");
-    std::fs::write(&path, format!("{HOST} {}", *Secret::generate(None).unwrap().to_text())).unwrap();
+    std::fs::write(&path, format!("{HOST} {}", *Secret::generate(None).to_text())).unwrap();
     for (mode, private) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false)] {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         match SecretsFile::read(&path) {
@@ -359,10 +359,10 @@ proptest! {
         let names = names();
         let mut controller = controller(&credentials, Hash::Sha256, Group::Null);
         let mut host = HostSide::new(&credentials, &names, 7);
-        controller.receive(&host.begin()).unwrap();
+        controller.receive(&host.begin());
         let mut reply = host.challenged(&controller.next_message(MAX_MESSAGE).unwrap()).unwrap();
         reply[position] ^= change;
-        controller.receive(&reply).unwrap();
+        controller.receive(&reply);
         let Some(message) = controller.next_message(MAX_MESSAGE) else {
             return Err(TestCaseError::fail("no message"));
         };

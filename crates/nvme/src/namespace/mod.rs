@@ -115,7 +115,7 @@ impl Namespace {
         let name = specification.text.clone();
         let (storage, uuid, bytes) = match &specification.kind {
             StorageKind::Memory { bytes } => {
-                (Storage::Memory(Memory::new(*bytes, readers)?), random_uuid()?, *bytes)
+                (Storage::Memory(Memory::new(*bytes, readers)?), random_uuid(), *bytes)
             }
             StorageKind::File { .. } | StorageKind::Block { .. } => {
                 let storage = FileStorage::open(specification)?;
@@ -249,10 +249,10 @@ impl Namespace {
 }
 
 /// Returns a random UUID (version 4).
-fn random_uuid() -> Result<[u8; 16]> {
+fn random_uuid() -> [u8; 16] {
     let mut bytes = [0; 16];
-    random::fill(&mut bytes)?;
-    Ok(as_uuid(bytes, 4))
+    random::fill(&mut bytes);
+    as_uuid(bytes, 4)
 }
 
 /// Returns a version 8 (custom) UUID: the 128-bit FNV-1a hash of `parts`. In the hashed bytes, each part is

@@ -23,14 +23,8 @@ impl AuthenticationJob {
 
     /// Processes the job's message from the host. Pass the result to [`TargetConnection::authentication_computed`].
     pub fn run(mut self) -> Box<ControllerSide> {
-        receive(&mut self.side, &self.message);
+        self.side.receive(&self.message);
         self.side
-    }
-}
-
-fn receive(side: &mut ControllerSide, message: &[u8]) {
-    if let Err(error) = side.receive(message) {
-        tracing::error!("the authentication of {} failed: {error}", side.host());
     }
 }
 
@@ -88,7 +82,7 @@ impl TargetConnection {
                 self.computing = Some(slot);
                 return;
             } else {
-                receive(side, message);
+                side.receive(message);
             }
             self.finish(slot, Status::SUCCESS, 0);
         } else {

@@ -13,7 +13,7 @@ const NQN: &str = "nqn.2026-11.inlane:test";
 fn protected(limits: Limits) -> (Target, Credentials, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("secrets");
-    let credentials = Credentials { host: Secret::generate(None).unwrap(), target: None };
+    let credentials = Credentials { host: Secret::generate(None), target: None };
     let mut options = std::fs::OpenOptions::new();
     let mut writer = options.write(true).create_new(true).mode(0o600).open(&file).unwrap();
     writeln!(writer, "{HOST} {}", *credentials.host.to_text()).unwrap();

@@ -22,7 +22,7 @@ impl Protected {
     pub(super) fn with_limits(group: Group, limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secrets");
-        let secret = Secret::generate(None).unwrap();
+        let secret = Secret::generate(None);
         let mut file =
             std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
         writeln!(file, "{HOST} {}", *secret.to_text()).unwrap();

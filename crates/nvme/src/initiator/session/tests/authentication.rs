@@ -9,7 +9,7 @@ use std::path::Path;
 const HOST: &str = "nqn.2026-11.inlane:host";
 
 fn secret() -> Secret {
-    Secret::generate(Some(Hash::Sha256)).unwrap()
+    Secret::generate(Some(Hash::Sha256))
 }
 
 fn write_file(path: &Path, lines: &[String]) {

@@ -14,7 +14,7 @@ fn names() -> Names {
 
 /// Returns a subsystem that requires authentication of the host with `group`, and the host's secrets.
 fn protected(group: Group) -> (Arc<Subsystem>, Arc<Credentials>) {
-    let secret = || Secret::generate(None).unwrap();
+    let secret = || Secret::generate(None);
     let credentials = Arc::new(Credentials { host: secret(), target: Some(secret()) });
     let authentication =
         subsystem::Authentication { credentials: credentials.clone(), hash: Hash::Sha256, group };
@@ -105,7 +105,7 @@ fn a_wrong_secret_ends_the_connection_after_the_failure_was_sent() {
         let mut host = Host::new(&subsystem);
         host.initialize(Digests::default());
         host.connect(0, connect::ANY_CONTROLLER, NQN);
-        let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
+        let wrong = Credentials { host: Secret::generate(None), ..(*credentials).clone() };
         assert_eq!(host.authenticate(&wrong), Err(AuthenticationFailure::FAILED));
         assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
         assert_eq!(subsystem.counters.refused.load(Relaxed), 1);
@@ -121,7 +121,7 @@ fn a_failed_repetition_ends_a_queue_that_was_usable() {
     host.initialize(Digests::default());
     host.connect(0, connect::ANY_CONTROLLER, NQN);
     host.authenticate(&credentials).unwrap();
-    let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
+    let wrong = Credentials { host: Secret::generate(None), ..(*credentials).clone() };
     assert_eq!(host.authenticate(&wrong), Err(AuthenticationFailure::FAILED));
     assert_eq!(host.connection.end(), Some(&End::Unauthenticated));
 }
@@ -307,7 +307,7 @@ fn a_queue_that_exists_or_was_not_granted_is_not_added_after_its_authentication(
 #[test]
 fn a_repeated_authentication_uses_the_current_secret() {
     let (subsystem, old) = protected(Group::Null);
-    let new = Credentials { host: Secret::generate(None).unwrap(), ..(*old).clone() };
+    let new = Credentials { host: Secret::generate(None), ..(*old).clone() };
     let connected = || {
         let mut host = Host::new(&subsystem);
         host.initialize(Digests::default());
@@ -338,7 +338,7 @@ fn a_failed_authentication_is_counted_once_and_before_the_host_asks_for_the_resu
     host.initialize(Digests::default());
     host.connect(0, connect::ANY_CONTROLLER, NQN);
     let names = names();
-    let wrong = Credentials { host: Secret::generate(None).unwrap(), ..(*credentials).clone() };
+    let wrong = Credentials { host: Secret::generate(None), ..(*credentials).clone() };
     let mut side = HostSide::new(&wrong, &names, 5);
     host.send_message(&side.begin());
     let challenge = host.receive_message(MAX_MESSAGE as u32).1;

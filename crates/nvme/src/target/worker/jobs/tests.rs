@@ -5,7 +5,7 @@ use crate::authentication::{ControllerSide, Credentials, Group, Hash, Names, Sec
 use crate::target::inbox::{ConnectionId, Inbox};
 
 fn job() -> AuthenticationJob {
-    let secret = Secret::generate(None).unwrap();
+    let secret = Secret::generate(None);
     let credentials = Arc::new(Credentials { host: secret, target: None });
     let names = Names { host: "nqn.host".into(), subsystem: "nqn.subsystem".into() };
     AuthenticationJob::new(
