@@ -7,12 +7,12 @@ mod request;
 use super::protocol::NbdRequest;
 use super::result::Counters;
 use gate::Pass;
-use inlane_nvme::initiator::{Buffer, Session, Submission};
+use inlane_nvme::initiator::{Buffer, Queue, Session, Submission, sleep};
 use inlane_nvme::input::Input;
 use inlane_nvme::{Error, Result};
 use receive::Reading;
 use request::{Active, Parts};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{SendFlags, sendmsg};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -167,21 +167,14 @@ impl<'a> Client<'a> {
 
     /// Blocks until a socket is ready, for at most `TICK`.
     fn wait(&self) {
+        let mut sockets: Vec<_> = self.session.queues().map(Queue::interest).collect();
+        let tick = if sockets.is_empty() || self.blocked.is_some() { SHORT_TICK } else { TICK };
         let client = self.client_events();
         // Leave the client out if nothing is awaited from it, because a closed connection is always ready.
-        let mut sockets = Vec::new();
         if !client.is_empty() {
             sockets.push(PollFd::new(&self.stream, client));
         }
-        let queues: Vec<_> =
-            self.session.queues().map(|queue| (queue.socket(), queue.has_output())).collect();
-        for (socket, has_output) in &queues {
-            let flags = if *has_output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            sockets.push(PollFd::new(socket, flags));
-        }
-        let tick = if queues.is_empty() || self.blocked.is_some() { SHORT_TICK } else { TICK };
-        let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as _ };
-        let _ = poll(&mut sockets, Some(&tick));
+        sleep(&mut sockets, tick);
     }
 
     /// Sends queued replies to the client until its socket is full. Returns true if something was sent.

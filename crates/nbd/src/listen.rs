@@ -4,9 +4,9 @@ use super::client;
 use super::negotiation::{Export, negotiate};
 use super::result::{Counters, ExportResult};
 use crate::LISTEN;
-use inlane_nvme::initiator::{NamespaceInfo, Session, SessionOptions};
+use inlane_nvme::initiator::{NamespaceInfo, Session, SessionOptions, sleep};
 use inlane_nvme::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
 use std::fmt;
@@ -115,23 +115,10 @@ impl Server {
         let peer = session.path().to_string();
         session.close();
         // Each client is checked by the identity. Without one, a client could write to another drive.
-        namespace.check_identity().map_err(|why| Error::Invalid { what: peer.into(), why })?;
+        namespace.check_identity().map_err(|why| Error::invalid(peer, why))?;
         let options = SessionOptions { nsid: Some(namespace.nsid), ..options.clone() };
         let failed = |source: io::Error| {
-            let remedy = match (source.kind(), address) {
-                (io::ErrorKind::AddrInUse, ListenAddress::Tcp(_)) => {
-                    "another program listens there; choose another port"
-                }
-                (io::ErrorKind::AddrInUse, ListenAddress::Unix(_)) => {
-                    "another program listens there; choose another path"
-                }
-                (io::ErrorKind::AddrNotAvailable, _) => {
-                    "no interface of this machine has this address; list them: ip address"
-                }
-                (io::ErrorKind::NotFound, _) => "its directory does not exist; create it",
-                _ => "",
-            };
-            Error::with_remedy(format!("cannot listen on {address}"), source, remedy)
+            Error::cannot_listen(address, matches!(address, ListenAddress::Unix(_)), source)
         };
         let (listener, address) = match address {
             ListenAddress::Tcp(address) => {
@@ -143,8 +130,8 @@ impl Server {
                 let found = std::fs::metadata(path);
                 let is_socket = found.as_ref().is_ok_and(|file| file.file_type().is_socket());
                 if found.is_ok() && !is_socket {
-                    let why = "it exists and is not a socket; choose another path".into();
-                    return Err(Error::Invalid { what: LISTEN.with(address).into(), why });
+                    let why = "it exists and is not a socket; choose another path";
+                    return Err(Error::invalid(LISTEN.with(address), why));
                 }
                 if is_socket && UnixStream::connect(path).is_err() {
                     let _ = std::fs::remove_file(path);
@@ -178,9 +165,7 @@ impl Server {
         let places = Arc::new(());
         std::thread::scope(|scope| {
             while !stop.load(Ordering::Relaxed) {
-                let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
-                let _ =
-                    poll(&mut [PollFd::from_borrowed_fd(self.listener.socket(), PollFlags::IN)], Some(&tick));
+                sleep(&mut [PollFd::from_borrowed_fd(self.listener.socket(), PollFlags::IN)], TICK);
                 let stream = match self.listener.accept() {
                     Ok(stream) => stream,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
@@ -226,7 +211,7 @@ impl Server {
         // restarted with another drive.
         self.namespace.check_is_same(session.namespace()).map_err(|why| {
             let why = format!("{why}. Start the export again to serve it");
-            Error::Disconnected { peer: session.path().to_string(), why, source: None }
+            Error::disconnected(session.path().to_string(), why)
         })?;
         let export = Export { namespace: session.namespace(), name: &self.options.connect.subsystem };
         let negotiated = negotiate(&mut stream, &export);

@@ -2,6 +2,7 @@
 
 use super::protocol::{NbdRequest, request as kind};
 use inlane_nvme::initiator::NamespaceInfo;
+use inlane_nvme::namespace::{Counted, Counts};
 use inlane_result::{Cell, Quantity, Row, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,30 +13,26 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(super) struct Counters {
     pub(super) clients: AtomicU64,
     pub(super) refused_clients: AtomicU64,
-    reads: AtomicU64,
-    read_bytes: AtomicU64,
-    writes: AtomicU64,
-    written_bytes: AtomicU64,
-    others: AtomicU64,
-    errors: AtomicU64,
+    requests: inlane_nvme::namespace::Counters,
 }
 
 impl Counters {
     /// Counts a request that was answered.
     pub(super) fn count(&self, request: &NbdRequest, error: u32) {
-        let (operations, transferred) = match request.kind.get() {
-            _ if error != 0 => (&self.errors, None),
-            kind::READ => (&self.reads, Some(&self.read_bytes)),
-            kind::WRITE => (&self.writes, Some(&self.written_bytes)),
-            _ => (&self.others, None),
+        let counted = match request.kind.get() {
+            _ if error != 0 => Counted::Error,
+            kind::READ => Counted::Read,
+            kind::WRITE => Counted::Write,
+            _ => Counted::Other,
         };
-        operations.fetch_add(1, Relaxed);
-        if let Some(transferred) = transferred {
-            transferred.fetch_add(request.length.get().into(), Relaxed);
-        }
+        let mut counts = Counts::default();
+        counts[counted as usize] = [1, request.length.get().into()];
+        self.requests.add(&counts);
     }
 
     pub(super) fn result(&self, address: String, subsystem: &str, namespace: &NamespaceInfo) -> ExportResult {
+        let get = |counted| self.requests.get(counted);
+        let ([reads, read_bytes], [writes, written_bytes]) = (get(Counted::Read), get(Counted::Write));
         ExportResult {
             address,
             subsystem: subsystem.into(),
@@ -43,12 +40,12 @@ impl Counters {
             namespace_bytes: namespace.bytes(),
             clients: self.clients.load(Relaxed),
             refused_clients: self.refused_clients.load(Relaxed),
-            reads: self.reads.load(Relaxed),
-            read_bytes: self.read_bytes.load(Relaxed),
-            writes: self.writes.load(Relaxed),
-            written_bytes: self.written_bytes.load(Relaxed),
-            other_requests: self.others.load(Relaxed),
-            errors: self.errors.load(Relaxed),
+            reads,
+            read_bytes,
+            writes,
+            written_bytes,
+            other_requests: get(Counted::Other)[0],
+            errors: get(Counted::Error)[0],
         }
     }
 }

@@ -23,7 +23,6 @@ pub use workload::{Pattern, Workload};
 use crate::initiator::{NamespaceInfo, Session, SessionOptions};
 use crate::{Error, Result};
 use inlane_core::load::{self, Load, LoadError, Meter, Pace, Resource, Running, Use, UseSource};
-use inlane_core::setting::Subject;
 use inlane_result::{PathExplanation, RowError};
 use job::{Control, Job, JobResult};
 use std::sync::Arc;
@@ -233,9 +232,4 @@ pub fn measure(
         rows.iter_mut().for_each(|row| row.error = Some(error.clone()));
     }
     rows
-}
-
-/// Returns an error for an invalid setting.
-fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Error {
-    Error::Invalid { what: what.into(), why: why.into() }
 }

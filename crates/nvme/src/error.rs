@@ -135,18 +135,33 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<InvalidNqn> for Error {
     fn from(InvalidNqn { nqn, why }: InvalidNqn) -> Self {
-        Error::Invalid { what: format!("NQN '{nqn}'").into(), why: why.into() }
+        Error::invalid(format!("NQN '{nqn}'"), why)
     }
 }
 
 impl Error {
+    /// Creates an [`Error::Invalid`].
+    pub fn invalid(what: impl Into<Subject>, why: impl Into<String>) -> Self {
+        Error::Invalid { what: what.into(), why: why.into() }
+    }
+
+    /// Creates an [`Error::Environment`].
+    pub(crate) fn environment(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Environment { what: what.into(), why: why.into() }
+    }
+
+    /// Creates an [`Error::Incomplete`].
+    pub(crate) fn incomplete(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Incomplete { what: what.into(), why: why.into() }
+    }
+
     /// Creates an [`Error::Unreachable`] without a system's error.
     pub(crate) fn unreachable(peer: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Unreachable { peer: peer.into(), why: why.into(), source: None }
     }
 
     /// Creates an [`Error::Disconnected`] without a system's error.
-    pub(crate) fn disconnected(peer: impl Into<String>, why: impl Into<String>) -> Self {
+    pub fn disconnected(peer: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Disconnected { peer: peer.into(), why: why.into(), source: None }
     }
 
@@ -181,6 +196,21 @@ impl Error {
             Error::Disconnected { peer, why, source } => Error::Refused { peer, why, source },
             error => error,
         }
+    }
+
+    /// Returns the error for a listener that cannot be bound to a TCP address, or to the path of a Unix socket.
+    pub fn cannot_listen(address: &dyn std::fmt::Display, is_path: bool, source: std::io::Error) -> Self {
+        let remedy = match (source.kind(), is_path) {
+            (ErrorKind::AddrInUse, true) => "another program listens there; choose another path",
+            (ErrorKind::AddrInUse, false) => "another program listens there; choose another port",
+            (ErrorKind::NotFound, true) => "its directory does not exist; create it",
+            (ErrorKind::AddrNotAvailable, _) => {
+                "no interface of this machine has this address; list them: ip address"
+            }
+            (ErrorKind::PermissionDenied, false) => "ports below 1024 need privileges; choose a higher port",
+            _ => "",
+        };
+        Self::with_remedy(format!("cannot listen on {address}"), source, remedy)
     }
 
     /// Returns an error of the operating system. Its message ends with `remedy`, unless that is empty.

@@ -12,6 +12,8 @@
 //! A submission moves its [`Buffer`] into the connection, and the completion returns the buffer. Nothing else
 //! can therefore access the memory while data is received into it.
 
+#![allow(clippy::result_large_err, reason = "a submission is returned to its owner")]
+
 mod address;
 mod association;
 mod buffer;
@@ -29,7 +31,7 @@ pub use buffer::Buffer;
 pub use connection::{Done, HostConnection, Submission};
 pub use discover::{DiscoveredSubsystem, discover, resolve_subsystem};
 pub use host::HostIdentity;
-pub use queue::{Queue, QueueOptions};
+pub use queue::{Queue, QueueOptions, sleep};
 pub use queues::Queues;
 #[cfg(test)]
 pub(crate) use session::tests as session_tests;

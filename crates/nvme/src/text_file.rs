@@ -11,6 +11,11 @@ use zeroize::Zeroizing;
 /// The largest accepted file, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// Returns the error for an invalid line of a file.
+pub(crate) fn invalid_line(field: Field, path: &Path, line: usize, why: impl Into<String>) -> Error {
+    Error::invalid(format!("{}, line {line}", field.with(path.display())), why)
+}
+
 /// Reads a whole text file. `field` is the setting that names the file. `check` examines the open file before the
 /// read. Returns at once for a FIFO without a writer. Dropping the returned text erases it from memory.
 ///
@@ -23,7 +28,7 @@ pub(crate) fn read(
     check: impl FnOnce(&File) -> std::io::Result<Result<(), String>>,
 ) -> Result<Zeroizing<String>> {
     let name = field.with(path.display()).to_string();
-    let invalid = |why: String| Error::Invalid { what: name.clone().into(), why };
+    let invalid = |why: String| Error::invalid(name.clone(), why);
     let os = |source| {
         let what = format!("{name}: it cannot be read");
         Error::with_remedy(what, source, "name a text file that you may read")

@@ -6,7 +6,7 @@ use crate::protocol::{FUA, MAX_DATA, NO_HOLE, NbdRequest, error, reply, request 
 use inlane_nvme::Result;
 use inlane_nvme::initiator::Buffer;
 use inlane_nvme::initiator::connection::{Done, Submission};
-use inlane_nvme::wire::command::{Command, Sgl, Status, dsm, io, io_flags};
+use inlane_nvme::wire::command::{Command, Status, dsm, io, io_flags};
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
@@ -202,9 +202,7 @@ impl Client<'_> {
     }
 
     fn command(&self, opcode: u8, part: &Part) -> Command {
-        let namespace = self.session.namespace();
-        let unit = namespace.block_bytes;
-        Command::blocks(opcode, namespace.nsid, part.offset / u64::from(unit), part.length / unit, Sgl::NONE)
+        self.session.namespace().command(opcode, part.offset, part.length.into())
     }
 
     fn buffer(&mut self, bytes: u32) -> Result<Buffer> {

@@ -32,10 +32,7 @@ impl SecretsFile {
             let (mode, path) = (mode & 0o777, path.display());
             Ok(Err(format!("other users may access it (mode {mode:o}); protect it: chmod 600 {path}")))
         })?;
-        Self::parse(&text).map_err(|(line, why)| Error::Invalid {
-            what: format!("{}, line {line}", SECRETS_FILE.with(path.display())).into(),
-            why,
-        })
+        Self::parse(&text).map_err(|(line, why)| text_file::invalid_line(SECRETS_FILE, path, line, why))
     }
 
     /// Parses the contents of a secrets file.

@@ -58,9 +58,9 @@ impl FromStr for Secret {
     /// Parses the representation. Errors do not contain the text, because it may be a secret with a typing
     /// error.
     fn from_str(text: &str) -> Result<Self> {
-        let invalid = |why: &str| Error::Invalid {
-            what: "secret".into(),
-            why: format!("{why}; 'inlane nvme gen-dhchap-key' and 'nvme gen-dhchap-key' make secrets"),
+        let invalid = |why: &str| {
+            let makers = "'inlane nvme gen-dhchap-key' and 'nvme gen-dhchap-key' make secrets";
+            Error::invalid("secret", format!("{why}; {makers}"))
         };
         let rest = text.strip_prefix("DHHC-1:").ok_or_else(|| invalid("it does not start with DHHC-1:"))?;
         let (transform, rest) = rest.split_once(':').ok_or_else(|| invalid("its second ':' is missing"))?;

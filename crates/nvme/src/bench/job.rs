@@ -5,7 +5,7 @@ use super::Meters;
 use super::block::{self, WrongBlock};
 use super::workload::Workload;
 use crate::initiator::{Buffer, Done, Session, Submission};
-use crate::wire::command::{Command, Sgl, io};
+use crate::wire::command::io;
 use crate::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::load::{Member, Pace, Pacer, Running};
@@ -324,11 +324,9 @@ impl Job {
     }
 
     fn submit(&mut self, token: u64, buffer: Buffer, index: u64, write: bool, now: Instant) {
-        let unit = u64::from(self.session.namespace().block_bytes);
         let at = self.part.start + index * self.workload.block_bytes;
-        let blocks = (self.workload.block_bytes / unit) as u32;
         let opcode = if write { io::WRITE } else { io::READ };
-        let command = Command::blocks(opcode, self.session.namespace().nsid, at / unit, blocks, Sgl::NONE);
+        let command = self.session.namespace().command(opcode, at, self.workload.block_bytes);
         self.operations[token as usize] = Operation { started: now, block: index, write };
         self.submitted += 1;
         let request = Submission { token, command, buffer: Some(buffer) };
@@ -412,12 +410,10 @@ impl Job {
         read?;
         let written = self.written.iter().filter(|count| **count & !BUSY > 0).count() as u64;
         match checked.operations {
-            operations if operations < written && control.must_end() => Err(Error::Incomplete {
-                what: "the verification".into(),
-                why: format!(
-                    "it was interrupted when {operations} of {written} written blocks were read back"
-                ),
-            }),
+            operations if operations < written && control.must_end() => Err(Error::incomplete(
+                "the verification",
+                format!("it was interrupted when {operations} of {written} written blocks were read back"),
+            )),
             _ => Ok(()),
         }
     }

@@ -3,6 +3,7 @@
 use super::job::{JobResult, Tally};
 use super::workload::{Pattern, Workload};
 use crate::initiator::NamespaceInfo;
+use inlane_core::setting::Choice;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_result::{ByteVerification, Cell, PathExplanation, Quantity, Row, RowError, Value, phrase};
 use schemars::JsonSchema;

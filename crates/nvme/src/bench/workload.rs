@@ -1,10 +1,9 @@
 //! The workload of a bench: pattern, block size, depth and range, named as in fio.
 
-use super::invalid;
-use crate::Result;
 use crate::field::{BS, IODEPTH, NUMJOBS, OFFSET, RW, SIZE, VERIFY};
 use crate::initiator::{NamespaceInfo, connection::MAX_ENTRIES};
-use inlane_core::setting::Field;
+use crate::{Error, Result};
+use inlane_core::setting::{Choice, Field};
 use inlane_core::units;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -30,19 +29,18 @@ pub enum Pattern {
     RandRw,
 }
 
-impl Pattern {
-    /// Returns fio's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pattern::Read => "read",
-            Pattern::Write => "write",
-            Pattern::Rw => "rw",
-            Pattern::RandRead => "randread",
-            Pattern::RandWrite => "randwrite",
-            Pattern::RandRw => "randrw",
-        }
-    }
+impl Choice for Pattern {
+    const CHOICES: &[(Self, &str, &str)] = &[
+        (Pattern::Read, "read", "Reads in ascending order"),
+        (Pattern::Write, "write", "Writes in ascending order"),
+        (Pattern::Rw, "rw", "Reads and writes in ascending order"),
+        (Pattern::RandRead, "randread", "Reads at random"),
+        (Pattern::RandWrite, "randwrite", "Writes at random"),
+        (Pattern::RandRw, "randrw", "Reads and writes at random"),
+    ];
+}
 
+impl Pattern {
     /// Returns true if blocks are chosen at random.
     pub fn is_random(self) -> bool {
         matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw)
@@ -69,18 +67,9 @@ impl FromStr for Pattern {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [
-            Pattern::Read,
-            Pattern::Write,
-            Pattern::Rw,
-            Pattern::RandRead,
-            Pattern::RandWrite,
-            Pattern::RandRw,
-        ];
         // Accept `readwrite`, because it is fio's other name for `rw`.
         let text = if text == "readwrite" { "rw" } else { text };
-        all.into_iter()
-            .find(|pattern| pattern.name() == text)
+        Pattern::named(text)
             .ok_or_else(|| "choose one of read, write, rw, randread, randwrite, randrw".into())
     }
 }
@@ -124,7 +113,7 @@ impl Workload {
             false => {
                 let near = value.div_ceil(unit).saturating_mul(unit);
                 let why = format!("give a multiple of {unit}, the namespace's block size, such as {near}");
-                Err(invalid(field.with(value), why))
+                Err(Error::invalid(field.with(value), why))
             }
         };
         multiple(BS, self.block_bytes)?;
@@ -135,15 +124,15 @@ impl Workload {
                 "give {unit} to {} bytes, which the target transfers with a command",
                 most / unit * unit
             );
-            return Err(invalid(BS.with(self.block_bytes), why));
+            return Err(Error::invalid(BS.with(self.block_bytes), why));
         }
         if self.depth == 0 || self.depth >= MAX_ENTRIES {
-            return Err(invalid(IODEPTH, format!("give 1 to {}", MAX_ENTRIES - 1)));
+            return Err(Error::invalid(IODEPTH, format!("give 1 to {}", MAX_ENTRIES - 1)));
         }
         let rest = namespace.bytes().saturating_sub(self.offset);
         if rest == 0 {
             let why = format!("the namespace of {} ends there; give less", shown(namespace.bytes()));
-            return Err(invalid(OFFSET.with(shown(self.offset)), why));
+            return Err(Error::invalid(OFFSET.with(shown(self.offset)), why));
         }
         let size = self.size.unwrap_or(rest);
         if size > rest {
@@ -152,7 +141,7 @@ impl Workload {
                 shown(rest),
                 OFFSET.with(shown(self.offset))
             );
-            return Err(invalid(SIZE.with(shown(size)), why));
+            return Err(Error::invalid(SIZE.with(shown(size)), why));
         }
         let part = size / u64::from(self.jobs) / self.block_bytes * self.block_bytes;
         if part == 0 {
@@ -163,19 +152,19 @@ impl Workload {
                 shown(needed),
                 shown(size)
             );
-            return Err(invalid(&what, why));
+            return Err(Error::invalid(what, why));
         }
         if self.verify && self.pattern.writes() && part / self.block_bytes > 1 << 28 {
             let why = format!(
                 "at most 2^28 blocks of each job are remembered; give a smaller {SIZE} or a larger {BS}"
             );
-            return Err(invalid(VERIFY, why));
+            return Err(Error::invalid(VERIFY, why));
         }
         if self.pattern.writes() && namespace.read_only {
-            return Err(invalid(RW, "the namespace is read-only; choose read or randread"));
+            return Err(Error::invalid(RW, "the namespace is read-only; choose read or randread"));
         }
         if self.verify && self.block_bytes < super::block::HEADER as u64 {
-            return Err(invalid(VERIFY, format!("blocks need at least 32 bytes; give a larger {BS}")));
+            return Err(Error::invalid(VERIFY, format!("blocks need at least 32 bytes; give a larger {BS}")));
         }
         Ok((0..u64::from(self.jobs)).map(|n| self.offset + n * part..self.offset + (n + 1) * part).collect())
     }

@@ -3,6 +3,7 @@
 use crate::{Error, Result};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::num::NonZeroU16;
 use std::str::FromStr;
 
 /// The address of a target's listener: a host name or IP address, and optionally a TCP port.
@@ -55,42 +56,28 @@ impl FromStr for Address {
 
     /// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`. The host is a name or an IPv4 address.
     fn from_str(text: &str) -> Result<Self> {
-        let invalid = |why: &str| Error::Invalid {
-            what: format!("'{text}'").into(),
-            why: format!("{why}; give HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420"),
+        let invalid = |why: &str| {
+            let example = "give HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420";
+            Error::invalid(format!("'{text}'"), format!("{why}; {example}"))
         };
         if text.contains("://") {
             return Err(invalid("a scheme such as nvme:// is not part of an address"));
         }
-        let (host, port) = match text.strip_prefix('[') {
-            Some(rest) => {
-                let (host, rest) =
-                    rest.split_once(']').ok_or_else(|| invalid("the bracket is not closed"))?;
-                match rest {
-                    "" => (host, None),
-                    _ => (
-                        host,
-                        Some(rest.strip_prefix(':').ok_or_else(|| invalid("text follows the bracket"))?),
-                    ),
-                }
-            }
-            None => match text.split_once(':') {
-                Some((_, port)) if port.contains(':') => {
-                    return Err(invalid("an IPv6 address needs brackets"));
-                }
-                Some((host, port)) => (host, Some(port)),
-                None => (text, None),
-            },
+        let bracketed = text.strip_prefix('[');
+        let (host, rest) = match bracketed {
+            Some(rest) => rest.split_once(']').ok_or_else(|| invalid("the bracket is not closed"))?,
+            None => text.split_at(text.find(':').unwrap_or(text.len())),
         };
+        if bracketed.is_none() && rest.matches(':').count() > 1 {
+            return Err(invalid("an IPv6 address needs brackets"));
+        }
         if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
             return Err(invalid("the host is missing or no name"));
         }
-        let port = match port {
-            None => None,
-            Some(port) => match port.parse() {
-                Ok(0) | Err(_) => return Err(invalid("the port is no number from 1 to 65535")),
-                Ok(port) => Some(port),
-            },
+        let port = match rest.strip_prefix(':').map(str::parse::<NonZeroU16>) {
+            Some(port) => Some(port.map_err(|_| invalid("the port is no number from 1 to 65535"))?.get()),
+            None if rest.is_empty() => None,
+            None => return Err(invalid("text follows the bracket")),
         };
         Ok(Self { host: host.into(), port })
     }

@@ -8,6 +8,7 @@ mod namespaces;
 pub use namespaces::{NamespaceIdentity, NamespaceInfo};
 
 use super::connection::{Done, Submission};
+use super::queue::sleep;
 use super::{Address, Buffer, HostIdentity, Queue, QueueOptions};
 use crate::wire::command::{Cap, Command, ConnectData, admin, cc, connect, csts, feature, property};
 use crate::wire::identify::{IdentifyController, cns, controller_type};
@@ -202,14 +203,14 @@ impl Association {
         deadline: Option<Instant>,
     ) -> Result<Done> {
         let mut request = Submission { token: TOKEN_COMMAND, command, buffer };
-        while let Err(back) = self.admin.submit(request) {
+        while let Err(back) = self.admin.connection.submit(request) {
             request = back;
             self.admin.progress(true)?;
             self.take_background();
         }
         loop {
             let result = self.admin.progress(deadline.is_none());
-            while let Some(done) = self.admin.next_done() {
+            while let Some(done) = self.admin.connection.next_done() {
                 if done.token != TOKEN_COMMAND {
                     self.background(&done);
                 } else if done.status().is_success() {
@@ -225,7 +226,7 @@ impl Association {
                 Duration::ZERO => {
                     return Err(Error::disconnected(self.admin.peer(), format!("no answer in time: {what}")));
                 }
-                left => self.admin.sleep(left),
+                left => sleep(&mut [self.admin.interest()], left),
             }
         }
     }
@@ -246,7 +247,7 @@ impl Association {
             if !self.keep_alive_in_flight && since > keep_alive / 3 {
                 let command = Command::new(admin::KEEP_ALIVE, 0);
                 let request = Submission { token: TOKEN_KEEP_ALIVE, command, buffer: None };
-                if self.admin.submit(request).is_ok() {
+                if self.admin.connection.submit(request).is_ok() {
                     self.keep_alive_in_flight = true;
                     self.last_keep_alive = Instant::now();
                 }
@@ -297,7 +298,7 @@ impl Association {
             Err(Error::Status { .. }) => connect(0)?,
             result => result?,
         };
-        queue.set_max_capsule_data(self.identify.max_capsule_data());
+        queue.connection.set_max_capsule_data(self.identify.max_capsule_data());
         Ok(queue)
     }
 

@@ -149,7 +149,6 @@ impl HostConnection {
     ///
     /// # Panics
     /// If the buffer has 4 GiB or more.
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
     pub fn submit(&mut self, submission: Submission) -> Result<(), Submission> {
         self.submit_as(submission, false)
     }
@@ -158,12 +157,10 @@ impl HostConnection {
     ///
     /// # Errors
     /// As for [`HostConnection::submit`].
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
     pub fn submit_held(&mut self, submission: Submission) -> Result<(), Submission> {
         self.submit_as(submission, true)
     }
 
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
     fn submit_as(&mut self, submission: Submission, held: bool) -> Result<(), Submission> {
         if !self.is_ready() {
             return Err(submission);

@@ -160,7 +160,7 @@ pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOp
         (Some(first), Some(second)) => {
             let all: Vec<_> = [first, second].into_iter().chain(names).collect();
             let why = format!("it has several subsystems; choose one with {SUBSYSTEM}: {}", all.join(", "));
-            Err(Error::Invalid { what: address.to_string().into(), why })
+            Err(Error::invalid(address.to_string(), why))
         }
     }
 }

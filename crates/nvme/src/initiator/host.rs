@@ -56,12 +56,12 @@ impl HostIdentity {
     /// If the file cannot be read, or has no line for the NQN.
     pub fn with_secrets_file(self, path: &Path) -> Result<Self> {
         let credentials = SecretsFile::read(path)?.hosts.get(&self.nqn).cloned();
-        let credentials = credentials.ok_or_else(|| Error::Invalid {
-            what: SECRETS_FILE.with(path.display()).into(),
-            why: format!(
+        let credentials = credentials.ok_or_else(|| {
+            let why = format!(
                 "it has no line for this host, {}; add one, or choose a line with {HOST_NQN}",
                 self.nqn
-            ),
+            );
+            Error::invalid(SECRETS_FILE.with(path.display()), why)
         })?;
         Ok(Self { credentials: Some(credentials), ..self })
     }

@@ -1,7 +1,7 @@
 //! A queue of a controller: its TCP socket and a protocol state machine. The received bytes of the socket
 //! drive the state machine.
 
-use super::connection::{Done, Failure, HostConnection, Submission};
+use super::connection::{Failure, HostConnection};
 use crate::wire::pdu::Digests;
 use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,7 +9,6 @@ use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recvmsg, sendmsg};
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// A blocking receive returns to its caller after at most this time.
@@ -48,12 +47,19 @@ impl Default for QueueOptions {
 #[derive(Debug)]
 pub struct Queue {
     socket: TcpStream,
-    connection: HostConnection,
+    pub(super) connection: HostConnection,
     peer: String,
     timeout: Duration,
     spin: Duration,
     /// When [`HostConnection::tick`] was last called.
     last_tick: Instant,
+}
+
+/// Sleeps until an event occurs on a socket, for at most `time`.
+pub fn sleep(sockets: &mut [PollFd<'_>], time: Duration) {
+    let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ };
+    // Ignore an error, because the caller uses all sockets without blocking afterwards.
+    let _ = poll(sockets, Some(&time));
 }
 
 impl Queue {
@@ -106,60 +112,10 @@ impl Queue {
         &self.peer
     }
 
-    /// Returns the queue's socket. Use it to wait for several sockets at once. Always wait for input. If
-    /// [`Queue::has_output`], also wait for output.
-    pub fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
-    /// Sleeps until bytes arrive, for at most `time`.
-    pub fn sleep(&self, time: Duration) {
-        let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ };
-        // Ignore an error, because the caller receives without blocking afterwards.
-        let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&time));
-    }
-
-    /// Returns true if bytes wait to be sent.
-    pub fn has_output(&self) -> bool {
-        self.connection.has_output()
-    }
-
-    /// Returns the number of commands that can be submitted now.
-    pub fn available(&self) -> usize {
-        self.connection.available()
-    }
-
-    /// Returns the number of commands in flight.
-    pub fn in_flight(&self) -> usize {
-        self.connection.in_flight()
-    }
-
-    /// Sets the most bytes of a write's data that are sent within the command capsule.
-    pub fn set_max_capsule_data(&mut self, bytes: u32) {
-        self.connection.set_max_capsule_data(bytes);
-    }
-
-    /// Queues a command. [`Queue::progress`] sends it.
-    ///
-    /// # Errors
-    /// Returns the submission if no slot is available.
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
-    pub fn submit(&mut self, submission: Submission) -> Result<(), Submission> {
-        self.connection.submit(submission)
-    }
-
-    /// Queues a command that the controller may leave unanswered for any time, such as an Asynchronous Event Request.
-    ///
-    /// # Errors
-    /// Returns the submission if no slot is available.
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
-    pub(super) fn submit_held(&mut self, submission: Submission) -> Result<(), Submission> {
-        self.connection.submit_held(submission)
-    }
-
-    /// Returns the next completed command, or `None` if no further command has completed.
-    pub fn next_done(&mut self) -> Option<Done> {
-        self.connection.next_done()
+    /// Returns the queue's socket with the events for which a sleeping thread must wake up.
+    pub fn interest(&self) -> PollFd<'_> {
+        let output = if self.connection.has_output() { PollFlags::OUT } else { PollFlags::empty() };
+        PollFd::new(&self.socket, PollFlags::IN | output)
     }
 
     /// Sends queued bytes and receives what has arrived. If `wait` is true, blocks for up to 50 ms until
@@ -171,9 +127,7 @@ impl Queue {
     pub fn progress(&mut self, wait: bool) -> Result<()> {
         self.send()?;
         if wait && self.connection.has_output() {
-            let flags = PollFlags::IN | PollFlags::OUT;
-            let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
-            let _ = poll(&mut [PollFd::new(&self.socket, flags)], Some(&tick));
+            sleep(&mut [self.interest()], TICK);
             self.send()?;
         }
         use rustix::io::Errno;

@@ -2,9 +2,9 @@
 //! together.
 
 use super::connection::{Done, Submission};
+use super::queue::sleep;
 use super::{Association, Queue};
 use crate::Result;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -41,29 +41,28 @@ impl Queues {
 
     /// Returns the number of commands that can be submitted now.
     pub fn available(&self) -> usize {
-        self.queues.iter().map(Queue::available).sum()
+        self.queues.iter().map(|queue| queue.connection.available()).sum()
     }
 
     /// Returns the number of commands in flight.
     pub fn in_flight(&self) -> usize {
-        self.done.len() + self.queues.iter().map(Queue::in_flight).sum::<usize>()
+        self.done.len() + self.queues.iter().map(|queue| queue.connection.in_flight()).sum::<usize>()
     }
 
     /// Returns the most commands that can be in flight.
     pub fn depth(&self) -> usize {
-        self.queues.iter().map(|queue| queue.available() + queue.in_flight()).sum()
+        self.available() + self.queues.iter().map(|queue| queue.connection.in_flight()).sum::<usize>()
     }
 
     /// Queues a command on the next queue that can take it. [`Queues::progress`] sends it.
     ///
     /// # Errors
     /// Returns the submission if [`Queues::available`] is 0.
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
     pub fn submit(&mut self, mut submission: Submission) -> Result<(), Submission> {
         for _ in 0..self.queues.len() {
             let index = self.next;
             self.next = (index + 1) % self.queues.len();
-            match self.queues[index].submit(submission) {
+            match self.queues[index].connection.submit(submission) {
                 Ok(()) => return Ok(()),
                 Err(back) => submission = back,
             }
@@ -73,7 +72,9 @@ impl Queues {
 
     /// Removes and returns the next completed command, or `None` if no further command has completed.
     pub fn next_done(&mut self) -> Option<Done> {
-        self.done.pop_front().or_else(|| self.queues.iter_mut().find_map(Queue::next_done))
+        self.done
+            .pop_front()
+            .or_else(|| self.queues.iter_mut().find_map(|queue| queue.connection.next_done()))
     }
 
     /// Sends queued bytes and receives what has arrived. With `wait`, blocks for up to 50 ms until a command
@@ -89,7 +90,7 @@ impl Queues {
         loop {
             for queue in &mut self.queues {
                 queue.progress(false)?;
-                self.done.extend(std::iter::from_fn(|| queue.next_done()));
+                self.done.extend(std::iter::from_fn(|| queue.connection.next_done()));
             }
             let elapsed = start.elapsed();
             if !wait || !self.done.is_empty() || elapsed >= TICK {
@@ -105,15 +106,7 @@ impl Queues {
 
     /// Sleeps until a socket is ready, for at most `time`.
     pub fn sleep(&self, time: Duration) {
-        let polled = |queue: &'_ Queue| match queue.has_output() {
-            true => PollFlags::IN | PollFlags::OUT,
-            false => PollFlags::IN,
-        };
-        let sockets: Vec<_> = self.queues.iter().map(|queue| (queue.socket(), polled(queue))).collect();
-        let mut sockets: Vec<_> = sockets.iter().map(|(socket, flags)| PollFd::new(socket, *flags)).collect();
-        let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ };
-        // Ignore an error, because the caller checks all sockets again.
-        let _ = poll(&mut sockets, Some(&time));
+        sleep(&mut self.queues.iter().map(Queue::interest).collect::<Vec<_>>(), time);
     }
 
     /// Ends all queues. The commands in flight complete with

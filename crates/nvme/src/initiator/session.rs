@@ -18,9 +18,8 @@ use super::{Address, Association, ConnectOptions, NamespaceInfo, Queue, Queues};
 use crate::field::NAMESPACE;
 use crate::wire::command::{Status, async_event};
 use crate::{Error, Result};
-use reconnect::{Reconnected, no_access};
+use reconnect::{Attempt, no_access};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// The least time between two rounds on the admin queue. In such a round, a session sends and receives on
@@ -78,7 +77,7 @@ pub struct Session {
     answers: u64,
     last_tick: Instant,
     /// Receives the result of the thread that reconnects. `None` if no such thread runs.
-    attempt: Option<Receiver<Reconnected>>,
+    attempt: Option<Attempt>,
     /// When the last attempt to reconnect ended. The next attempt starts at least `PAUSE` later.
     attempt_ended: Option<Instant>,
     /// When a path first failed after the last answer. `None` if no path has failed since then, or if the
@@ -153,7 +152,7 @@ impl Session {
                     false => format!("choose one of {}", ids.join(", ")),
                 };
                 let why = format!("the subsystem does not have it; {remedy}");
-                return Err(Error::Invalid { what: NAMESPACE.with(nsid).into(), why });
+                return Err(Error::invalid(NAMESPACE.with(nsid), why));
             }
             Err(error) => return Err(error),
         };
@@ -214,7 +213,6 @@ impl Session {
     ///
     /// # Errors
     /// Returns the submission if [`Session::available`] is 0.
-    #[allow(clippy::result_large_err, reason = "the submission is returned to its owner")]
     pub fn submit(&mut self, submission: Submission) -> Result<(), Submission> {
         match &mut self.live {
             Some(live) if self.pending.is_empty() => live.queues.submit(submission),

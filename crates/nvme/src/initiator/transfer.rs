@@ -3,7 +3,7 @@
 use super::connection::{Done, Submission};
 use super::{Buffer, Session};
 use crate::field::{LENGTH, OFFSET};
-use crate::wire::command::{Command, Sgl, io};
+use crate::wire::command::{Command, io};
 use crate::{Error, Result};
 use inlane_core::setting::Field;
 use inlane_core::units;
@@ -197,7 +197,7 @@ fn chunk_bytes(session: &Session) -> u64 {
 /// [`Error::Incomplete`]: the transfer was interrupted.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     match stop.load(Ordering::Relaxed) {
-        true => Err(Error::Incomplete { what: "the transfer".into(), why: "it was interrupted".into() }),
+        true => Err(Error::incomplete("the transfer", "it was interrupted")),
         false => Ok(()),
     }
 }
@@ -223,7 +223,7 @@ fn outside(session: &Session, offset: u64, length: u64) -> Error {
     let room = bytes.saturating_sub(offset);
     if room == 0 {
         let why = format!("the namespace ends at {}; give less", exact(bytes));
-        return Error::Invalid { what: OFFSET.with(exact(offset)).into(), why };
+        return Error::invalid(OFFSET.with(exact(offset)), why);
     }
     let why = format!(
         "the namespace has {} from {}; give {} or less",
@@ -231,7 +231,7 @@ fn outside(session: &Session, offset: u64, length: u64) -> Error {
         OFFSET.with(exact(offset)),
         LENGTH.with(room)
     );
-    Error::Invalid { what: LENGTH.with(exact(length)).into(), why }
+    Error::invalid(LENGTH.with(exact(length)), why)
 }
 
 fn status(done: &Done, what: &str) -> Result<()> {
@@ -271,7 +271,6 @@ pub fn read_to(
 ) -> Result<()> {
     let end = check_range(session, offset, length)?;
     let unit = u64::from(session.namespace().block_bytes);
-    let nsid = session.namespace().nsid;
     let most = chunk_bytes(session);
     let mut at = offset;
     let mut chunks: VecDeque<Chunk> = VecDeque::new();
@@ -283,8 +282,7 @@ pub fn read_to(
             let stop = end.next_multiple_of(unit).min(start + most);
             let Some(mut buffer) = sink.buffer(most as usize)? else { break };
             buffer.set_len((stop - start) as usize);
-            let blocks = ((stop - start) / unit) as u32;
-            let command = Command::blocks(io::READ, nsid, start / unit, blocks, Sgl::NONE);
+            let command = session.namespace().command(io::READ, start, stop - start);
             session
                 .submit(Submission { token, command, buffer: Some(buffer) })
                 .unwrap_or_else(|_| unreachable!("checked before"));
@@ -349,12 +347,9 @@ pub fn write_from(
     stop: &AtomicBool,
 ) -> Result<u64> {
     let unit = u64::from(session.namespace().block_bytes);
-    let aligned = |field: Field, value: u64| match value.is_multiple_of(unit) {
-        true => Ok(()),
-        false => Err(Error::Invalid {
-            what: field.with(value).into(),
-            why: format!("the blocks of the namespace have {unit} bytes; give a multiple of that"),
-        }),
+    let aligned = |field: Field, value: u64| {
+        let why = format!("the blocks of the namespace have {unit} bytes; give a multiple of that");
+        value.is_multiple_of(unit).then_some(()).ok_or_else(|| Error::invalid(field.with(value), why))
     };
     aligned(OFFSET, offset)?;
     aligned(LENGTH, length.unwrap_or(0))?;
@@ -363,28 +358,22 @@ pub fn write_from(
         return Err(outside(session, offset, length.unwrap_or(0)));
     };
     if session.namespace().read_only {
-        let what = format!("namespace {}", session.namespace().nsid).into();
-        return Err(Error::Invalid { what, why: "it is read-only; choose another".into() });
+        let what = format!("namespace {}", session.namespace().nsid);
+        return Err(Error::invalid(what, "it is read-only; choose another"));
     }
-    let nsid = session.namespace().nsid;
     let most = chunk_bytes(session);
     let length = length.unwrap_or(u64::MAX);
-    let (mut written, mut ended, mut token) = (0_u64, false, 0);
+    let (mut written, mut ended, mut token) = (0_u64, length == 0, 0);
     let mut problem = None;
     while !ended || session.in_flight() > 0 {
         check_stop(stop)?;
         let started = Instant::now();
         while !ended && session.in_flight() < DEPTH && session.available() > 0 && started.elapsed() < TURN {
             let wanted = most.min(length - written) as usize;
-            if wanted == 0 {
-                ended = true;
-                break;
-            }
             let buffer = match source.next(wanted)? {
                 Supply::Data(buffer) => buffer,
-                Supply::NotYet => break,
-                Supply::End => {
-                    ended = true;
+                nothing => {
+                    ended = matches!(nothing, Supply::End);
                     break;
                 }
             };
@@ -400,9 +389,7 @@ pub fn write_from(
                 ended = true;
                 break;
             }
-            let blocks = (got as u64 / unit) as u32;
-            let lba = (offset + written) / unit;
-            let command = Command::blocks(io::WRITE, nsid, lba, blocks, Sgl::NONE);
+            let command = session.namespace().command(io::WRITE, offset + written, got as u64);
             session
                 .submit(Submission { token, command, buffer: Some(buffer) })
                 .unwrap_or_else(|_| unreachable!("checked before"));
@@ -425,7 +412,7 @@ pub fn write_from(
         None => Ok(written),
         Some(problem) => {
             let why = format!("{problem}; {} were written", exact(written));
-            Err(Error::Incomplete { what: "the input".into(), why })
+            Err(Error::incomplete("the input", why))
         }
     }
 }

@@ -52,14 +52,13 @@ impl FileStorage {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && direct.is_none() => (open(0), false),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && direct == Some(true) => {
                 let why = "the file system does not support direct=on; leave it out";
-                return Err(Error::Invalid { what: path.display().to_string().into(), why: why.into() });
+                return Err(Error::invalid(path.display().to_string(), why));
             }
             file => (file, direct != Some(false)),
         };
         let file = file.map_err(|source| cannot_open(path, writable, block_device, source))?;
         let metadata = file.metadata().map_err(|source| os(path, "cannot read the size of", source))?;
-        let invalid =
-            |why: &str| Err(Error::Invalid { what: path.display().to_string().into(), why: why.into() });
+        let invalid = |why: &str| Err(Error::invalid(path.display().to_string(), why));
         match (metadata.file_type().is_block_device(), metadata.is_file()) {
             (true, _) if !block_device => return invalid("it is a block device; give block:PATH"),
             (_, true) if block_device => return invalid("it is a regular file; give file:PATH"),
@@ -148,8 +147,8 @@ fn open_again(path: &Path, metadata: &Metadata) -> Result<File> {
     match (found.dev(), found.ino()) == (metadata.dev(), metadata.ino()) {
         true => Ok(file),
         false => {
-            let why = "another file has taken its place while it was opened; try again".into();
-            Err(Error::Environment { what: path.display().to_string(), why })
+            let why = "another file has taken its place while it was opened; try again";
+            Err(Error::environment(path.display().to_string(), why))
         }
     }
 }
@@ -185,7 +184,7 @@ pub(super) fn create(specification: &Specification) -> Result<Option<&Path>> {
                 let why = format!(
                     "it exists and has {found} bytes, not {bytes}; leave out size= to serve it as it is"
                 );
-                return Err(Error::Invalid { what: path.display().to_string().into(), why });
+                return Err(Error::invalid(path.display().to_string(), why));
             }
             Ok(None)
         }
@@ -201,8 +200,8 @@ fn cannot_open(path: &Path, writable: bool, block_device: bool, source: std::io:
         Some(libc::ENOENT) if block_device => "list the block devices: lsblk",
         Some(libc::ENOENT) => "add ,size=SIZE to create it",
         Some(libc::EISDIR) => {
-            let why = "it is a directory; name a file in it".into();
-            return Error::Invalid { what: path.display().to_string().into(), why };
+            let why = "it is a directory; name a file in it";
+            return Error::invalid(path.display().to_string(), why);
         }
         Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable && File::open(path).is_ok() => {
             "add ,ro to serve it read-only"
@@ -241,7 +240,7 @@ fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
         Some(libc::EWOULDBLOCK) => {
             let why = "it is locked, by another process such as a target, or because it is served twice here; stop that \
                        process, or serve it with ,ro in both";
-            Error::Environment { what: path.display().to_string(), why: why.into() }
+            Error::environment(path.display().to_string(), why)
         }
         _ => os(path, "cannot lock", source),
     })

@@ -39,15 +39,12 @@ impl Memory {
     /// # Errors
     /// If `bytes` is 0 or not a multiple of 512. If the address space is too small.
     pub fn new(bytes: u64, readers: usize) -> Result<Self> {
-        let what = || format!("memory:{bytes}").into();
+        let what = || format!("memory:{bytes}");
         if bytes == 0 || !bytes.is_multiple_of(512) {
-            return Err(Error::Invalid {
-                what: what(),
-                why: "the size must be a multiple of 512 and not 0".into(),
-            });
+            return Err(Error::invalid(what(), "the size must be a multiple of 512 and not 0"));
         }
-        let length = usize::try_from(bytes)
-            .map_err(|_| Error::Invalid { what: what(), why: "it exceeds the address space".into() })?;
+        let length =
+            usize::try_from(bytes).map_err(|_| Error::invalid(what(), "it exceeds the address space"))?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses the address of the new mapping.
@@ -55,10 +52,7 @@ impl Memory {
         if start == libc::MAP_FAILED {
             let error = std::io::Error::last_os_error();
             let why = format!("the system cannot map this much memory ({error}); give less");
-            return Err(Error::Environment {
-                what: NAMESPACE.with(format_args!("memory:{}", units::bytes(bytes))).to_string(),
-                why,
-            });
+            return Err(Error::environment(NAMESPACE.with(format!("memory:{}", units::bytes(bytes))), why));
         }
         // SAFETY: the range is this whole mapping. If the call fails, the mapping keeps small pages.
         unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };

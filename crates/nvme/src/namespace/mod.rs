@@ -11,6 +11,7 @@
 //!
 //! A file or block device can change its size while hosts are connected. [`Namespace::refresh`] detects that.
 
+mod counters;
 mod file;
 mod memory;
 mod page_locks;
@@ -18,6 +19,7 @@ mod specification;
 #[cfg(test)]
 mod tests;
 
+pub use counters::{Counted, Counters, Counts};
 pub use file::FileStorage;
 pub use memory::{Memory, PAGE};
 pub use specification::{Specification, StorageKind};
@@ -52,7 +54,7 @@ pub struct Namespace {
     pub block_shift: u8,
     /// The UUID by which hosts recognise the namespace.
     pub uuid: [u8; 16],
-    /// How many operations succeeded and failed, and how many bytes were read and written.
+    /// The operations since the target started.
     pub counters: Counters,
     blocks: AtomicU64,
     /// The number of blocks that [`Namespace::refresh`] last found.
@@ -60,30 +62,6 @@ pub struct Namespace {
     /// When [`Namespace::can_write`] last read the size.
     size_read_at_ms: AtomicU64,
     flush_failed: AtomicBool,
-}
-
-/// Counts of the operations on a namespace since the target started. All but `errors` count successful
-/// operations.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Read commands.
-    pub reads: AtomicU64,
-    /// Bytes read.
-    pub read_bytes: AtomicU64,
-    /// Write commands.
-    pub writes: AtomicU64,
-    /// Bytes written.
-    pub written_bytes: AtomicU64,
-    /// Flush commands.
-    pub flushes: AtomicU64,
-    /// Compare commands. [`Counters::others`] includes them.
-    pub compares: AtomicU64,
-    /// Bytes compared.
-    pub compared_bytes: AtomicU64,
-    /// Commands of other kinds: Write Zeroes, Dataset Management, Compare.
-    pub others: AtomicU64,
-    /// Commands that ended with an error status.
-    pub errors: AtomicU64,
 }
 
 impl Namespace {
@@ -135,7 +113,7 @@ impl Namespace {
                 "lba={requested} is impossible: it accepts multiples of {} bytes only",
                 file.alignment()
             );
-            return Err(Error::Invalid { what: name.into(), why });
+            return Err(Error::invalid(name, why));
         }
         let block_shift = block_bytes.trailing_zeros() as u8;
         let blocks = bytes >> block_shift;
@@ -149,7 +127,7 @@ impl Namespace {
             let why = format!(
                 "it has {bytes} bytes, less than one block of {block_bytes} bytes; enlarge it or name another"
             );
-            return Err(Error::Invalid { what: name.into(), why });
+            return Err(Error::invalid(name, why));
         }
         Ok(Self {
             name,
@@ -236,8 +214,8 @@ impl Namespace {
         let Storage::File(file) = &self.storage else { return Ok(()) };
         file.flush()?;
         if self.flush_failed() {
-            let why = "an earlier flush failed, so written data may be lost; check the drive".into();
-            return Err(Error::Incomplete { what: self.name.clone(), why });
+            let why = "an earlier flush failed, so written data may be lost; check the drive";
+            return Err(Error::incomplete(self.name.clone(), why));
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl FromStr for Specification {
     /// Parses `KIND:ARGUMENT[,OPTION]...`. Reads options from the end of the text, so a path may contain
     /// commas.
     fn from_str(text: &str) -> Result<Self> {
-        let invalid = |why: String| Error::Invalid { what: format!("namespace '{text}'").into(), why };
+        let invalid = |why: String| Error::invalid(format!("namespace '{text}'"), why);
         let Some((kind, mut rest)) = text.split_once(':') else {
             return Err(invalid("give memory:SIZE, file:PATH or block:PATH".into()));
         };

@@ -1,9 +1,9 @@
 //! Executes Admin commands, and Fabrics commands except for Connect (Base sections 5 and 6).
 
-use super::controller::{Controller, Event, Transition};
+use super::controller::{Controller, Transition};
 use super::subsystem::Subsystem;
 use super::{fabrics as fabrics_commands, logs, pages};
-use crate::wire::command::{Command, FABRICS, Status, admin, async_event, fabrics, feature};
+use crate::wire::command::{Command, FABRICS, Status, admin, fabrics, feature};
 use crate::wire::identify::cns;
 use std::net::SocketAddr;
 
@@ -167,14 +167,9 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             done(0)
         }
         feature::ASYNC_EVENT_CONFIGURATION => {
-            let supported = if controller.discovery {
-                async_event::DISCOVERY_NOTICES
-            } else {
-                // The lowest byte selects health events. The host may set its bits, but this target reports
-                // no such event.
-                async_event::NAMESPACE_NOTICES | 0xFF
-            };
-            if value & !supported != 0 {
+            // The lowest byte selects health events. The host may set its bits, but this target reports no such event.
+            let health = if controller.discovery { 0 } else { 0xFF };
+            if value & !(controller.notices() | health) != 0 {
                 return Err(Status::INVALID_FIELD.dnr());
             }
             controller.configure_events(value);
@@ -268,15 +263,5 @@ fn get_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             done(controller.feature(id, namespace).into())
         }
         _ => Err(Status::INVALID_FIELD.dnr()),
-    }
-}
-
-impl Event {
-    /// Returns dword 0 of the completion that reports the event.
-    pub fn dword(self) -> u32 {
-        match self {
-            Event::NamespaceChanged => async_event::NAMESPACE_CHANGED,
-            Event::DiscoveryChanged => async_event::DISCOVERY_CHANGED,
-        }
     }
 }

@@ -6,12 +6,13 @@
 //! then closes all connections of the controller.
 
 use super::error_log::ErrorLog;
-use super::inbox::{ConnectionId, Inbox, Message};
+use super::inbox::{ConnectionId, Inbox, Message, Note};
+use crate::lock;
 use crate::wire::command::{async_event, cc, csts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The value of SHST in CSTS while a shutdown is in progress.
 const SHUTDOWN_IN_PROGRESS: u32 = 1 << 2;
@@ -38,6 +39,11 @@ pub struct Reach {
 }
 
 impl Reach {
+    /// Sends a message to the connection.
+    pub fn send(&self, note: Note) {
+        self.inbox.send(Message::To(self.connection, note));
+    }
+
     /// Returns true if `other` stands for the same connection.
     pub fn is_same(&self, other: &Self) -> bool {
         // Also compare the inboxes, which identify the threads. Two threads can have connections with the
@@ -52,17 +58,8 @@ pub struct OpenQueue(pub Arc<Controller>);
 
 impl Drop for OpenQueue {
     fn drop(&mut self) {
-        self.0.state().open_queues -= 1;
+        lock(&self.0.state).open_queues -= 1;
     }
-}
-
-/// A kind of asynchronous event that this target reports to hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A namespace changed its size.
-    NamespaceChanged,
-    /// The discovery log changed.
-    DiscoveryChanged,
 }
 
 /// A controller.
@@ -80,7 +77,7 @@ pub struct Controller {
     pub discovery: bool,
     /// True if the host has authenticated itself on the admin queue, or need not authenticate itself. For a
     /// discovery controller, true only if its host may use the subsystem without authentication.
-    trusted: AtomicBool,
+    pub trusted: AtomicBool,
     alive: AtomicBool,
     /// When the host last sent a command, on the clock of [`super::subsystem::Subsystem::now_ms`].
     heard_at_ms: AtomicU64,
@@ -108,20 +105,14 @@ struct State {
     /// The value of the feature Asynchronous Event Configuration. With it the host selects the events to
     /// report.
     event_configuration: u32,
-    namespaces: Pending,
-    discovery: Pending,
+    /// True if an event waits to be reported.
+    event_waits: bool,
+    /// True if further events are masked until the host reads the log page.
+    events_masked: bool,
     changed_namespaces: BTreeSet<u32>,
     /// The values of features that have no effect on this target, such as the arbitration burst. A key is the
     /// feature and the identifier of a namespace, or 0 for all namespaces.
     features: BTreeMap<(u8, u32), u32>,
-}
-
-/// The state of one kind of event. `waiting` is true if an event waits to be reported. `masked` is true if
-/// further events are masked until the host reads the log page.
-#[derive(Debug, Default)]
-struct Pending {
-    waiting: bool,
-    masked: bool,
 }
 
 /// The transition that a write to the property CC asks for: a reset, a shutdown, or both.
@@ -170,23 +161,9 @@ impl Controller {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the log of the commands that completed with an error.
     pub fn errors(&self) -> MutexGuard<'_, ErrorLog> {
-        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns true if the host has authenticated itself, or need not.
-    pub fn is_trusted(&self) -> bool {
-        self.trusted.load(Relaxed)
-    }
-
-    /// Records that the host has authenticated itself on the admin queue.
-    pub fn trust(&self) {
-        self.trusted.store(true, Relaxed);
+        lock(&self.errors)
     }
 
     /// Returns false once the controller has ended.
@@ -198,17 +175,17 @@ impl Controller {
     /// controller had already ended.
     pub fn end(&self) -> bool {
         let first = self.alive.swap(false, Relaxed);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.predecessors.clear();
         for reach in std::mem::take(&mut state.queues).into_values() {
-            reach.inbox.send(Message::Close(reach.connection));
+            reach.send(Note::Close);
         }
         first
     }
 
     /// Adds a queue. Returns false if the queue exists or the controller has ended.
     pub fn add_queue(&self, id: u16, reach: Reach) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         // `end` clears `alive` before it locks the state and takes the queues. So if the controller is still
         // alive here, `end` will find the new queue and close its connection.
         if !self.is_alive() || state.queues.contains_key(&id) {
@@ -221,18 +198,18 @@ impl Controller {
 
     /// Returns true if commands of I/O queues may be in progress.
     pub fn has_open_queues(&self) -> bool {
-        self.state().open_queues > 0
+        lock(&self.state).open_queues > 0
     }
 
     /// Keeps the controller from becoming ready until `predecessor`, an ended controller of the same host, has no open
     /// queues.
     pub fn wait_for(&self, predecessor: Arc<Self>) {
-        self.state().predecessors.push(predecessor);
+        lock(&self.state).predecessors.push(predecessor);
     }
 
     /// Returns true if the controller has this queue.
     pub fn has_queue(&self, id: u16) -> bool {
-        self.state().queues.contains_key(&id)
+        lock(&self.state).queues.contains_key(&id)
     }
 
     /// Returns true if the host has enabled the controller and may create the I/O queue `id`.
@@ -244,20 +221,20 @@ impl Controller {
     /// admin queue. When the target shuts down, the admin queue's connection stays open until all I/O queues
     /// are removed.
     pub fn remove_queue(&self, id: u16, connection: &Reach) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.queues.get(&id).is_some_and(|reach| reach.is_same(connection)) {
             state.queues.remove(&id);
         }
         if state.queues.len() == 1
             && let Some(admin) = state.queues.get(&0)
         {
-            admin.inbox.send(Message::Event(admin.connection));
+            admin.send(Note::Event);
         }
     }
 
     /// Returns the identifiers of the I/O queues that exist.
     pub fn io_queues(&self) -> Vec<u16> {
-        self.state().queues.keys().copied().filter(|id| *id != 0).collect()
+        lock(&self.state).queues.keys().copied().filter(|id| *id != 0).collect()
     }
 
     /// Restarts the keep-alive timer: records that the host sent a command at `now_ms`.
@@ -288,12 +265,12 @@ impl Controller {
 
     /// Returns the property CC.
     pub fn configuration(&self) -> u32 {
-        self.state().configuration
+        lock(&self.state).configuration
     }
 
     /// Returns the property CSTS.
     pub fn status(&self) -> u32 {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let (ready, enabled) = (state.status & csts::READY != 0, state.configuration & cc::ENABLE != 0);
         if ready != enabled && state.status & csts::FATAL == 0 {
             self.settle(&mut state);
@@ -322,7 +299,7 @@ impl Controller {
     /// Handles a write of the property CC (controller configuration). Returns a transition that shows whether
     /// the write reset the controller or began a shutdown. The caller must then complete it.
     pub fn configure(&self, configuration: u32) -> Transition {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let before = std::mem::replace(&mut state.configuration, configuration);
         let was_set = |bit: u32| before & bit != 0;
         let is_set = |bit: u32| configuration & bit != 0;
@@ -337,7 +314,7 @@ impl Controller {
             *state = State { configuration, status, queues, open_queues, predecessors, ..State::default() };
             let io: Vec<u16> = state.queues.keys().copied().filter(|id| *id != 0).collect();
             for reach in io.iter().filter_map(|id| state.queues.remove(id)) {
-                reach.inbox.send(Message::Close(reach.connection));
+                reach.send(Note::Close);
             }
             transition.reset = true;
             self.settle(&mut state);
@@ -369,12 +346,12 @@ impl Controller {
 
     /// Reports to the host that the controller has failed: data could not be made durable for a shutdown.
     pub fn fail(&self) {
-        self.state().status |= csts::FATAL;
+        lock(&self.state).status |= csts::FATAL;
     }
 
     /// Reports that the shutdown is complete, unless a reset has ended the shutdown or the controller has failed.
     pub fn shut_down(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.status & (csts::SHUTDOWN_MASK | csts::FATAL) == SHUTDOWN_IN_PROGRESS {
             state.status = state.status & !csts::SHUTDOWN_MASK | csts::SHUTDOWN_COMPLETE;
         }
@@ -383,7 +360,7 @@ impl Controller {
     /// Returns the number of I/O queues that the host may create. A host that has not asked for a number may create as
     /// many as the target allows, because some hosts do not ask.
     pub fn granted_io_queues(&self) -> u16 {
-        match self.state().granted_io_queues {
+        match lock(&self.state).granted_io_queues {
             0 => self.most_io_queues,
             granted => granted,
         }
@@ -391,14 +368,14 @@ impl Controller {
 
     /// Sets the number of I/O queues that the host may create.
     pub fn grant_io_queues(&self, count: u16) {
-        self.state().granted_io_queues = count;
+        lock(&self.state).granted_io_queues = count;
     }
 
     /// Returns the value that the host has stored for a feature, or 0 if it has stored none. Such features
     /// have no effect on this target. If `namespace` is `None`, returns the value that applies to all
     /// namespaces.
     pub fn feature(&self, id: u8, namespace: Option<u32>) -> u32 {
-        let state = self.state();
+        let state = lock(&self.state);
         let value = |namespace| state.features.get(&(id, namespace));
         namespace.and_then(value).or_else(|| value(0)).copied().unwrap_or(0)
     }
@@ -406,7 +383,7 @@ impl Controller {
     /// Stores the value of a feature that has no effect on this target. The value applies to one namespace,
     /// or to all namespaces if `namespace` is `None`.
     pub fn set_feature(&self, id: u8, namespace: Option<u32>, value: u32) {
-        let features = &mut self.state().features;
+        let features = &mut lock(&self.state).features;
         if namespace.is_none() {
             features.retain(|(feature, _), _| *feature != id);
         }
@@ -415,66 +392,53 @@ impl Controller {
 
     /// Returns the feature Asynchronous Event Configuration.
     pub fn event_configuration(&self) -> u32 {
-        self.state().event_configuration
+        lock(&self.state).event_configuration
     }
 
     /// Sets the feature Asynchronous Event Configuration.
     pub fn configure_events(&self, configuration: u32) {
-        self.state().event_configuration = configuration;
+        lock(&self.state).event_configuration = configuration;
     }
 
-    /// Records that namespace `id` changed. Reports the change to the host if the host asked for such events.
-    pub fn namespace_changed(&self, id: u32) {
-        let mut state = self.state();
-        state.changed_namespaces.insert(id);
-        if state.event_configuration & async_event::NAMESPACE_NOTICES != 0 {
-            state.namespaces.waiting = true;
-            Self::wake_admin(&state);
-        }
+    /// Returns the kind of events that the controller reports, as a bit of Asynchronous Event Configuration.
+    pub fn notices(&self) -> u32 {
+        if self.discovery { async_event::DISCOVERY_NOTICES } else { async_event::NAMESPACE_NOTICES }
     }
 
-    /// Queues a discovery log change event for the host if the host asked for such events.
-    pub fn discovery_changed(&self) {
-        let mut state = self.state();
-        if state.event_configuration & async_event::DISCOVERY_NOTICES != 0 {
-            state.discovery.waiting = true;
+    /// Records that these namespaces changed or, for a discovery controller, the discovery log. Reports the change to
+    /// the host if the host asked for such events.
+    pub fn changed(&self, namespaces: &[u32]) {
+        let mut state = lock(&self.state);
+        state.changed_namespaces.extend(namespaces);
+        if state.event_configuration & self.notices() != 0 {
+            state.event_waits = true;
             Self::wake_admin(&state);
         }
     }
 
     fn wake_admin(state: &State) {
         if let Some(reach) = state.queues.get(&0) {
-            reach.inbox.send(Message::Event(reach.connection));
+            reach.send(Note::Event);
         }
     }
 
-    /// Returns an event that waits to be reported and whose kind is not masked. Masks this kind until
-    /// [`Controller::unmask`]. Returns `None` if there is no such event.
-    pub fn next_event(&self) -> Option<Event> {
-        let mut state = self.state();
-        let mut take = |event| {
-            let pending = match event {
-                Event::NamespaceChanged => &mut state.namespaces,
-                Event::DiscoveryChanged => &mut state.discovery,
-            };
-            let ready = pending.waiting && !pending.masked;
-            if ready {
-                *pending = Pending { waiting: false, masked: true };
-            }
-            ready.then_some(event)
-        };
-        take(Event::NamespaceChanged).or_else(|| take(Event::DiscoveryChanged))
+    /// Returns the event that waits to be reported, as dword 0 of its completion. Masks further events until
+    /// [`Controller::unmask`]. Returns `None` if there is no event or events are masked.
+    pub fn next_event(&self) -> Option<u32> {
+        let mut state = lock(&self.state);
+        if !state.event_waits || state.events_masked {
+            return None;
+        }
+        (state.event_waits, state.events_masked) = (false, true);
+        Some(if self.discovery { async_event::DISCOVERY_CHANGED } else { async_event::NAMESPACE_CHANGED })
     }
 
-    /// Allows further events of a kind, because the host has read the log page. Changes that came while the
-    /// kind was masked are reported at once.
-    pub fn unmask(&self, event: Event) {
-        let mut state = self.state();
-        match event {
-            Event::NamespaceChanged => state.namespaces.masked = false,
-            Event::DiscoveryChanged => state.discovery.masked = false,
-        }
-        if state.namespaces.waiting || state.discovery.waiting {
+    /// Allows further events, because the host has read the log page. A change that came while events were masked is
+    /// reported at once.
+    pub fn unmask(&self) {
+        let mut state = lock(&self.state);
+        state.events_masked = false;
+        if state.event_waits {
             Self::wake_admin(&state);
         }
     }
@@ -482,7 +446,7 @@ impl Controller {
     /// Returns the namespaces that changed since the list was last cleared. Clears the list if `clear` is
     /// set.
     pub fn changed_namespaces(&self, clear: bool) -> Vec<u32> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let list = state.changed_namespaces.iter().copied().collect();
         if clear {
             state.changed_namespaces.clear();

@@ -5,8 +5,9 @@
 //! meanwhile wait, and the next `fdatasync` serves all of them.
 
 use super::controller::Reach;
-use super::inbox::Message;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use super::inbox::Note;
+use crate::lock;
+use std::sync::Mutex;
 
 /// The flush of a command: how to reach its connection, and the command's slot.
 pub type Waiting = (Reach, u16);
@@ -29,14 +30,10 @@ struct State {
 }
 
 impl FlushGroup {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns true if the caller must call `fdatasync` now, and then [`FlushGroup::end`]. Returns false if another
-    /// flush is running. The connection then gets the message [`Message::Flush`] with what to do.
+    /// flush is running. The connection then gets the message [`Note::Flush`] with what to do.
     pub fn begin(&self, flush: impl FnOnce() -> Waiting) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.running && !state.abandoned {
             state.waiting.push(flush());
             return false;
@@ -47,25 +44,24 @@ impl FlushGroup {
 
     /// Passes the result of `fdatasync` to the flushes that it served, and starts the next group.
     pub fn end(&self, result: i32) {
-        let mut state = self.state();
-        state.served.drain(..).for_each(|flush| send(flush, Some(result)));
+        let mut state = lock(&self.state);
+        state.served.drain(..).for_each(|(reach, slot)| reach.send(Note::Flush(slot, Some(result))));
         let mut next = std::mem::take(&mut state.waiting).into_iter();
         state.running = false;
-        if let Some(flush) = next.next() {
+        if let Some((reach, slot)) = next.next() {
             (state.running, state.served) = (true, next.collect());
-            send(flush, None);
+            reach.send(Note::Flush(slot, None));
         }
     }
 
     /// Fails all waiting flushes, because the thread that they wait for may have failed.
     pub fn abandon(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let State { served, waiting, abandoned, .. } = &mut *state;
         *abandoned = true;
-        served.drain(..).chain(waiting.drain(..)).for_each(|flush| send(flush, Some(-libc::EIO)));
+        served
+            .drain(..)
+            .chain(waiting.drain(..))
+            .for_each(|(reach, slot)| reach.send(Note::Flush(slot, Some(-libc::EIO))));
     }
-}
-
-fn send((Reach { inbox, connection }, slot): Waiting, result: Option<i32>) {
-    inbox.send(Message::Flush { connection, slot, result });
 }

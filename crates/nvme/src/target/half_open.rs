@@ -10,11 +10,12 @@
 //! * It is the oldest of the remaining connections.
 
 use super::controller::Reach;
-use super::inbox::Message;
+use super::inbox::Note;
 use super::network::network;
+use crate::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// How far a half-open connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,18 +66,14 @@ impl HalfOpen {
         Self { limit, table: Mutex::default() }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number of connections.
     pub fn count(&self) -> usize {
-        self.table().connections.len()
+        lock(&self.table).connections.len()
     }
 
     /// Adds a connection from `address` that was just accepted. If there are too many now, displaces one.
     pub fn add(&self, address: IpAddr) -> Ticket {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.last_number += 1;
         let (number, source) = (table.last_number, network(address));
         table.connections.insert(number, Connection { source, step: Step::Silent, reach: None });
@@ -90,14 +87,14 @@ impl HalfOpen {
     /// Records that a connection's thread has taken the connection, and how to reach it there. Returns false
     /// if the connection was displaced before.
     pub fn taken(&self, ticket: &Ticket, reach: Reach) -> bool {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.connections.get_mut(&ticket.0).map(|it| it.reach = Some(reach)).is_some()
     }
 
     /// Records that a connection has reached a step. Does nothing if the table does not have the connection any
     /// more.
     pub fn advance(&self, ticket: &Ticket, step: Step) {
-        let Table { connections, counts, .. } = &mut *self.table();
+        let Table { connections, counts, .. } = &mut *lock(&self.table);
         let Some(connection) = connections.get_mut(&ticket.0) else { return };
         let counts = counts.get_mut(&connection.source).expect("the count of a connection");
         counts[connection.step as usize] -= 1;
@@ -108,18 +105,18 @@ impl HalfOpen {
     /// Removes a connection from the table. Call this when its host may use the queue, or when it was closed.
     /// Does nothing if the table no longer contains the connection.
     pub fn remove(&self, ticket: &Ticket) {
-        self.table().remove(ticket.0);
+        lock(&self.table).remove(ticket.0);
     }
 
     /// Removes the connection that is first in the order of closing, and asks its thread to close it. If the
     /// thread has not received the connection yet, it closes the connection on receipt.
     pub fn displace(&self) {
-        self.table().displace();
+        lock(&self.table).displace();
     }
 
     /// Returns the source of the connection that was last closed to make room: its address, or its network.
     pub fn last_source(&self) -> Option<IpAddr> {
-        self.table().last_source
+        lock(&self.table).last_source
     }
 }
 
@@ -137,8 +134,8 @@ impl Table {
     fn displace(&mut self) {
         let Some(connection) = self.next_to_close().and_then(|number| self.remove(number)) else { return };
         self.last_source = Some(connection.source);
-        if let Some(Reach { inbox, connection }) = connection.reach {
-            inbox.send(Message::Displace(connection));
+        if let Some(reach) = connection.reach {
+            reach.send(Note::Displace);
         }
     }
 

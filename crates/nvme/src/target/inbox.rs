@@ -2,10 +2,11 @@
 
 use super::half_open::Ticket;
 use crate::authentication::ControllerSide;
+use crate::lock;
 use rustix::event::{EventfdFlags, eventfd};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A message to a worker.
 #[derive(Debug)]
@@ -21,29 +22,29 @@ pub enum Message {
         /// The connection's place among the half-open ones.
         ticket: Ticket,
     },
-    /// Close this connection, because its controller ended.
-    Close(ConnectionId),
-    /// Close this connection to make room for others. Do nothing if its host may use its queue by now.
-    Displace(ConnectionId),
-    /// Serve this connection of an admin queue: an event may be ready, or the last I/O queue has ended.
-    Event(ConnectionId),
-    /// Continue the authentication on this connection with the result of another thread.
-    Authentication(ConnectionId, Box<ControllerSide>),
-    /// Continue a flush that has waited for another one, see the module `flush`.
-    Flush {
-        /// The connection of the flush.
-        connection: ConnectionId,
-        /// The slot of the flush.
-        slot: u16,
-        /// The result of the `fdatasync` that has served the flush. `None` if it is the flush's turn to call
-        /// `fdatasync`.
-        result: Option<i32>,
-    },
+    /// A message to a connection. Ignore it if the connection has ended.
+    To(ConnectionId, Note),
     /// Panic, to test what follows.
     #[cfg(test)]
     Panic,
     /// Complete the commands in flight, then close all connections and end the thread.
     Drain,
+}
+
+/// A message to a connection of a worker.
+#[derive(Debug)]
+pub enum Note {
+    /// Close the connection, because its controller ended.
+    Close,
+    /// Close the connection to make room for others. Do nothing if its host may use its queue by now.
+    Displace,
+    /// Serve the connection, which carries an admin queue: an event may be ready, or the last I/O queue has ended.
+    Event,
+    /// Continue the authentication with the result of another thread.
+    Authentication(Box<ControllerSide>),
+    /// Continue the flush in a slot that has waited for another one, see the module `flush`: with the result of the
+    /// `fdatasync` that has served it or, if it is `None`, by calling `fdatasync`.
+    Flush(u16, Option<i32>),
 }
 
 /// The number of a connection of a worker. It is never reused.
@@ -69,7 +70,7 @@ impl Inbox {
 
     /// Appends a message and wakes the worker.
     pub fn send(&self, message: Message) {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        lock(&self.messages).push(message);
         // This fails only after 2^64 unread messages.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
@@ -79,7 +80,7 @@ impl Inbox {
         // Clear the event before taking the messages. A message that arrives between the two then sets the
         // event again.
         let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
-        std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.messages))
     }
 
     /// Returns the event descriptor, to poll it for messages.

@@ -1,9 +1,8 @@
 //! I/O commands: decodes and validates them, and carries out operations on namespaces in memory.
 
 use super::subsystem::Subsystem;
-use crate::namespace::{Memory, Namespace};
+use crate::namespace::{Counted, Counts, Memory, Namespace};
 use crate::wire::command::{Command, Status, dsm, io, io_flags};
-use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromBytes;
 
 /// What an I/O command does.
@@ -185,15 +184,7 @@ pub fn execute_on_memory(
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     namespace: u32,
-    reads: u64,
-    read_bytes: u64,
-    writes: u64,
-    written_bytes: u64,
-    flushes: u64,
-    compares: u64,
-    compared_bytes: u64,
-    others: u64,
-    errors: u64,
+    counts: Counts,
 }
 
 impl Tally {
@@ -204,46 +195,25 @@ impl Tally {
             self.flush(subsystem);
             self.namespace = request.namespace;
         }
-        match request.operation {
-            _ if !status.is_success() => self.errors += 1,
-            Operation::Read => {
-                self.reads += 1;
-                self.read_bytes += request.length;
-            }
-            Operation::Write { .. } => {
-                self.writes += 1;
-                self.written_bytes += request.length;
-            }
-            Operation::Flush => self.flushes += 1,
-            Operation::Compare => {
-                self.others += 1;
-                self.compares += 1;
-                self.compared_bytes += request.length;
-            }
-            _ => self.others += 1,
-        }
+        let counted = match request.operation {
+            _ if !status.is_success() => Counted::Error,
+            Operation::Read => Counted::Read,
+            Operation::Write { .. } => Counted::Write,
+            Operation::Flush => Counted::Flush,
+            Operation::Compare => Counted::Compare,
+            Operation::Zero { .. } | Operation::Deallocate { .. } => Counted::Other,
+        };
+        let [operations, bytes] = &mut self.counts[counted as usize];
+        *operations += 1;
+        *bytes += request.length;
     }
 
     /// Adds the counted commands to the counters of their namespace.
     #[inline]
     pub fn flush(&mut self, subsystem: &Subsystem) {
-        let Some(namespace) = subsystem.namespace(self.namespace) else { return };
-        let counters = &namespace.counters;
-        for (counter, value) in [
-            (&counters.reads, self.reads),
-            (&counters.read_bytes, self.read_bytes),
-            (&counters.writes, self.writes),
-            (&counters.written_bytes, self.written_bytes),
-            (&counters.flushes, self.flushes),
-            (&counters.compares, self.compares),
-            (&counters.compared_bytes, self.compared_bytes),
-            (&counters.others, self.others),
-            (&counters.errors, self.errors),
-        ] {
-            if value > 0 {
-                counter.fetch_add(value, Relaxed);
-            }
+        if let Some(namespace) = subsystem.namespace(self.namespace) {
+            namespace.counters.add(&self.counts);
+            *self = Self::default();
         }
-        *self = Self::default();
     }
 }

@@ -1,13 +1,12 @@
 //! Builds the log pages that hosts read with Get Log Page (Base section 5.16.1).
 
-use super::controller::{Controller, Event};
+use super::controller::Controller;
 use super::subsystem::Subsystem;
-use crate::namespace::{Counters, Namespace};
+use crate::namespace::{Counted, Namespace};
 use crate::wire::command::{Status, admin, io, log};
 use crate::wire::identify::{DiscoveryEntry, DiscoveryHeader, padded, subsystem_type, terminated};
 use crate::wire::nqn;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Returns a whole log page. `nsid` is the namespace in the command. `local` is the address at which the host
@@ -28,7 +27,7 @@ pub fn page(
         log::DISCOVERY if controller.discovery => {
             let page = discovery(subsystem, &controller.host.nqn, local);
             if !retain_events {
-                controller.unmask(Event::DiscoveryChanged);
+                controller.unmask();
             }
             page
         }
@@ -39,7 +38,7 @@ pub fn page(
         log::CHANGED_NAMESPACES => {
             let changed = controller.changed_namespaces(!retain_events);
             if !retain_events {
-                controller.unmask(Event::NamespaceChanged);
+                controller.unmask();
             }
             let mut page: Vec<u8> = changed.into_iter().take(1024).flat_map(u32::to_le_bytes).collect();
             page.resize(4096, 0);
@@ -105,16 +104,19 @@ fn health(subsystem: &Subsystem, controller: &Controller, nsid: u32) -> Result<V
         id => std::slice::from_ref(subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?),
     };
     let mut page = vec![0; 512];
-    let sum = |counter: fn(&Counters) -> &AtomicU64| -> u64 {
-        namespaces.iter().map(|namespace| counter(&namespace.counters).load(Relaxed)).sum()
+    let sum = |counted: Counted| {
+        let counts = namespaces.iter().map(|namespace| namespace.counters.get(counted));
+        counts.fold([0, 0], |[operations, bytes], [more, moved]| [operations + more, bytes + moved])
     };
+    let [[reads, read_bytes], [writes, written_bytes], [compares, compared_bytes]] =
+        [Counted::Read, Counted::Write, Counted::Compare].map(sum);
     let mut set = |offset: usize, value: u64| page[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
     // A data unit is 1000 * 512 bytes; counts of units are rounded up. The NVM command set counts a Compare
     // as a read.
-    set(32, (sum(|it| &it.read_bytes) + sum(|it| &it.compared_bytes)).div_ceil(512_000));
-    set(48, sum(|it| &it.written_bytes).div_ceil(512_000));
-    set(64, sum(|it| &it.reads) + sum(|it| &it.compares));
-    set(80, sum(|it| &it.writes));
+    set(32, (read_bytes + compared_bytes).div_ceil(512_000));
+    set(48, written_bytes.div_ceil(512_000));
+    set(64, reads + compares);
+    set(80, writes);
     set(128, subsystem.now_ms() / 3_600_000);
     set(176, controller.errors().count());
     // Critical warning, bit 3: the medium is read-only, because a flush failed.

@@ -6,7 +6,6 @@ use super::error_log;
 use super::fabrics::VERSION;
 use super::subsystem::Subsystem;
 use crate::namespace::Namespace;
-use crate::wire::command::async_event;
 use crate::wire::identify::{
     self, IDENTIFY_BYTES, LbaFormat, controller_type, descriptor_type, oncs, padded, terminated,
 };
@@ -41,6 +40,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.frmw = 1 | 1 << 1;
     // LPA, the supported log page features. Bit 0: a health log for each namespace. Bit 1: the log of
     // supported commands and their effects. Bit 2: Get Log Page with an offset.
+    page.oaes = controller.notices().into();
     page.lpa = 1 | 1 << 1 | 1 << 2;
     page.elpe = (error_log::ENTRIES - 1) as u8;
     // KAS is in units of 100 ms.
@@ -54,11 +54,9 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.msdbd = 1;
     if controller.discovery {
         page.cntrltype = controller_type::DISCOVERY;
-        page.oaes = async_event::DISCOVERY_NOTICES.into();
         page.subnqn = terminated(nqn::DISCOVERY);
     } else {
         page.cntrltype = controller_type::IO;
-        page.oaes = async_event::NAMESPACE_NOTICES.into();
         page.subnqn = terminated(&subsystem.nqn);
         // The subsystem has several ports and several controllers.
         page.cmic = 3;

@@ -1,6 +1,7 @@
 //! The result document of a target: the I/O that hosts did on each namespace while the target ran.
 
 use super::server::Target;
+use crate::namespace::Counted;
 use inlane_result::{Cell, Quantity, Row, Value, phrase};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -70,19 +71,23 @@ impl TargetResult {
         let subsystem = target.subsystem();
         let counters = &subsystem.counters;
         let get = |counter: &AtomicU64| counter.load(Relaxed);
-        let namespaces = subsystem.namespaces.iter().map(|namespace| NamespaceResult {
-            id: namespace.id,
-            name: namespace.name.clone(),
-            size_bytes: namespace.bytes(),
-            block_bytes: namespace.block_bytes(),
-            read_only: namespace.read_only,
-            reads: get(&namespace.counters.reads),
-            read_bytes: get(&namespace.counters.read_bytes),
-            writes: get(&namespace.counters.writes),
-            written_bytes: get(&namespace.counters.written_bytes),
-            flushes: get(&namespace.counters.flushes),
-            other_commands: get(&namespace.counters.others),
-            errors: get(&namespace.counters.errors),
+        let namespaces = subsystem.namespaces.iter().map(|namespace| {
+            let get = |counted| namespace.counters.get(counted);
+            let ([reads, read_bytes], [writes, written_bytes]) = (get(Counted::Read), get(Counted::Write));
+            NamespaceResult {
+                id: namespace.id,
+                name: namespace.name.clone(),
+                size_bytes: namespace.bytes(),
+                block_bytes: namespace.block_bytes(),
+                read_only: namespace.read_only,
+                reads,
+                read_bytes,
+                writes,
+                written_bytes,
+                flushes: get(Counted::Flush)[0],
+                other_commands: get(Counted::Compare)[0] + get(Counted::Other)[0],
+                errors: get(Counted::Error)[0],
+            }
         });
         Self {
             listeners: subsystem.listeners().iter().map(ToString::to_string).collect(),

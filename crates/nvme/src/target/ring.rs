@@ -66,10 +66,7 @@ impl Ring {
                       or allow io_uring_setup in the seccomp profile of the container"
                     .into(),
             },
-            Some(libc::ENOSYS) => Error::Environment {
-                what: "io_uring".into(),
-                why: "this kernel does not have it; Linux 5.19 or newer is needed".into(),
-            },
+            Some(libc::ENOSYS) => Error::environment("io_uring", "this kernel does not have it; Linux 5.19 or newer is needed"),
             _ => Error::Os { what: "cannot create an io_uring".into(), source },
         })?;
         Ok(Self { ring })

@@ -75,20 +75,12 @@ impl Target {
     pub fn start(config: Config) -> Result<Self> {
         if config.namespaces.is_empty() || config.namespaces.len() > MAX_NAMESPACES {
             let why = format!("{} namespaces; serve 1 to {MAX_NAMESPACES}", config.namespaces.len());
-            return Err(Error::Invalid { what: "target".into(), why });
+            return Err(Error::invalid("target", why));
         }
-        let listeners: Vec<_> = config.listen.iter().map(listen).collect::<Result<_>>()?;
-        let addresses: Vec<_> = listeners
-            .iter()
-            .map(|listener| {
-                listener.local_addr().map_err(|source| Error::Os {
-                    what: "cannot read the address of a listening socket".into(),
-                    source,
-                })
-            })
-            .collect::<Result<_>>()?;
+        let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>>>()?;
+        let (listeners, addresses): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
         let Some(first) = addresses.first() else {
-            return Err(Error::Invalid { what: "target".into(), why: "no address to listen on".into() });
+            return Err(Error::invalid("target", "no address to listen on"));
         };
         let nqn = config.nqn.clone().unwrap_or_else(|| default_nqn(first.port()));
         crate::wire::nqn::check(&nqn)?;
@@ -153,9 +145,7 @@ impl Target {
         });
         let thread = thread.map_err(Error::no_thread)?;
         self.workers.push(WorkerHandle { inbox, load, thread: Some(thread) });
-        started.recv().unwrap_or_else(|_| {
-            Err(Error::Invalid { what: "worker thread".into(), why: "it ended while it started".into() })
-        })
+        started.recv().unwrap_or_else(|_| Err(Error::invalid("worker thread", "it ended while it started")))
     }
 
     fn start_acceptor(&mut self, listeners: Vec<TcpListener>, hosts: Hosts) -> Result<()> {
@@ -225,8 +215,8 @@ impl Target {
             outcome = outcome.and(namespace.flush());
         }
         if self.has_failed() {
-            let why = "a worker thread failed; its error was reported above".into();
-            outcome = outcome.and(Err(Error::Incomplete { what: "the target".into(), why }));
+            let why = "a worker thread failed; its error was reported above";
+            outcome = outcome.and(Err(Error::incomplete("the target", why)));
         }
         outcome.map(|()| TargetResult::of(&self))
     }

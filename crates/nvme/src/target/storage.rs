@@ -63,17 +63,10 @@ pub enum Next {
     Done(Status),
 }
 
-/// How zeros are written: first by a call that zeroes or deallocates the range (`ZeroRange`, `PunchHole`). If
-/// the file system refuses the call, another method is tried, and `Write` last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ZeroMethod {
-    /// The file system zeroes the range and keeps its blocks allocated.
-    ZeroRange,
-    /// The file system deallocates the blocks of the range. They then read as zero.
-    PunchHole,
-    /// The file system refuses to zero or deallocate ranges, so zeros are written as data.
-    Write,
-}
+/// The mode of `fallocate` that zeroes a range and keeps its blocks allocated.
+const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+/// The mode of `fallocate` that deallocates the blocks of a range. They then read as zero.
+const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
 const ZEROS_BYTES: usize = 128 << 10;
 /// Zeros to write to files whose file system can neither zero nor deallocate a range.
@@ -91,7 +84,9 @@ pub struct OngoingOperation {
     done: u64,
     /// The ranges still to deallocate, the current one last.
     ranges: Vec<(u64, u64)>,
-    zero: ZeroMethod,
+    /// The mode of `fallocate` with which zeros are written: `ZERO_RANGE` or `PUNCH_HOLE`. `None` if the file system
+    /// has refused both, so zeros are written as data.
+    zero: Option<i32>,
     /// True if the data of a durable write bypasses the page cache. The write itself then makes it durable.
     direct: bool,
     syncing: bool,
@@ -104,8 +99,8 @@ impl OngoingOperation {
     pub fn new(request: IoRequest, address: *mut u8, mut ranges: Vec<(u64, u64)>, direct: bool) -> Self {
         ranges.reverse();
         let zero = match request.operation {
-            Operation::Zero { deallocate: true, .. } => ZeroMethod::PunchHole,
-            _ => ZeroMethod::ZeroRange,
+            Operation::Zero { deallocate: true, .. } => Some(PUNCH_HOLE),
+            _ => Some(ZERO_RANGE),
         };
         let syncing = request.operation == Operation::Flush;
         Self { request, address, done: 0, ranges, zero, direct, syncing }
@@ -131,17 +126,8 @@ impl OngoingOperation {
                 Call::Write { address, length: left as u32, offset: at, durable: durable && self.direct }
             }
             Operation::Zero { .. } => match self.zero {
-                ZeroMethod::ZeroRange => Call::Allocate {
-                    mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-                    offset,
-                    length,
-                },
-                ZeroMethod::PunchHole => Call::Allocate {
-                    mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                    offset,
-                    length,
-                },
-                ZeroMethod::Write => {
+                Some(mode) => Call::Allocate { mode, offset, length },
+                None => {
                     let length = left.min(ZEROS_BYTES as u64) as u32;
                     Call::Write { address: ZEROS.0.as_ptr(), length, offset: at, durable: false }
                 }
@@ -149,11 +135,7 @@ impl OngoingOperation {
             Operation::Deallocate { .. } => {
                 let (offset, length) =
                     *self.ranges.last().expect("a range, because the operation is not empty");
-                Call::Allocate {
-                    mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                    offset,
-                    length,
-                }
+                Call::Allocate { mode: PUNCH_HOLE, offset, length }
             }
             Operation::Flush => Call::Sync,
         }
@@ -179,7 +161,7 @@ impl OngoingOperation {
                 self.done += result as u64;
             }
             Operation::Zero { .. } => {
-                self.done += if self.zero == ZeroMethod::Write { result as u64 } else { self.request.length };
+                self.done += if self.zero.is_none() { result as u64 } else { self.request.length };
             }
             Operation::Deallocate { .. } => {
                 self.ranges.pop();
@@ -227,12 +209,8 @@ impl OngoingOperation {
             match (operation, self.zero) {
                 // Deallocation is a hint.
                 (Operation::Deallocate { .. }, _) => return Next::Done(Status::SUCCESS),
-                (Operation::Zero { deallocate: false, .. }, ZeroMethod::ZeroRange) => {
-                    self.zero = ZeroMethod::PunchHole;
-                    return Next::Call;
-                }
-                (Operation::Zero { .. }, ZeroMethod::PunchHole) => {
-                    self.zero = ZeroMethod::Write;
+                (Operation::Zero { deallocate, .. }, Some(mode)) => {
+                    self.zero = (mode == ZERO_RANGE && !deallocate).then_some(PUNCH_HOLE);
                     return Next::Call;
                 }
                 _ => {}

@@ -10,13 +10,13 @@ use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
 use crate::namespace::{Memory, Namespace, Storage, stable_uuid};
 use crate::wire::nqn;
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Limits of the resources that hosts can take. Each number is the most that is allowed.
@@ -233,10 +233,6 @@ impl Subsystem {
         })
     }
 
-    fn controllers(&self) -> MutexGuard<'_, Controllers> {
-        self.controllers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the milliseconds since the target started.
     pub fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
@@ -310,12 +306,12 @@ impl Subsystem {
                 return Ok(false);
             }
             let differs = |nqn: &str| allowed(&before, nqn) != allowed(&current, nqn);
-            self.controllers().alive.values().filter(|it| differs(&it.host.nqn)).cloned().collect()
+            lock(&self.controllers).alive.values().filter(|it| differs(&it.host.nqn)).cloned().collect()
         };
         self.generation.fetch_add(1, Relaxed);
         for controller in concerned {
             if controller.discovery {
-                controller.discovery_changed();
+                controller.changed(&[]);
             } else if !self.allows(&controller.host.nqn) {
                 self.end(&controller);
             }
@@ -349,8 +345,8 @@ impl Subsystem {
         keep_alive_ms: u64,
     ) -> Option<Arc<Controller>> {
         let (now, source) = (self.now_ms(), network(address));
-        let mut controllers = self.controllers();
-        controllers.untrusted.retain(|it| it.is_alive() && !it.is_trusted());
+        let mut controllers = lock(&self.controllers);
+        controllers.untrusted.retain(|it| it.is_alive() && !it.trusted.load(Relaxed));
         let is_full = controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into());
         let strangers = controllers.untrusted.len() + usize::from(!trusted);
         if is_full || strangers > self.limits.untrusted_controllers() {
@@ -390,24 +386,24 @@ impl Subsystem {
 
     /// Returns the controller with this identifier.
     pub fn controller(&self, id: u16) -> Option<Arc<Controller>> {
-        self.controllers().alive.get(&id).cloned()
+        lock(&self.controllers).alive.get(&id).cloned()
     }
 
     /// Returns the number of controllers.
     pub fn controller_count(&self) -> usize {
-        self.controllers().alive.len()
+        lock(&self.controllers).alive.len()
     }
 
     /// Ends a controller and closes its connections.
     pub fn end(&self, controller: &Controller) {
-        self.controllers().end(controller);
+        lock(&self.controllers).end(controller);
     }
 
     /// Ends the controllers whose keep-alive timer has expired. Returns them.
     pub fn end_expired(&self) -> Vec<Arc<Controller>> {
         let now = self.now_ms();
         let expired: Vec<_> =
-            self.controllers().alive.values().filter(|it| it.is_expired(now)).cloned().collect();
+            lock(&self.controllers).alive.values().filter(|it| it.is_expired(now)).cloned().collect();
         for controller in &expired {
             self.counters.expired.fetch_add(1, Relaxed);
             self.end(controller);
@@ -428,9 +424,9 @@ impl Subsystem {
             }
         }
         if !changed.is_empty() {
-            let controllers: Vec<_> = self.controllers().alive.values().cloned().collect();
+            let controllers: Vec<_> = lock(&self.controllers).alive.values().cloned().collect();
             for controller in controllers.iter().filter(|it| !it.discovery) {
-                changed.iter().for_each(|id| controller.namespace_changed(*id));
+                controller.changed(&changed);
             }
         }
         (changed, failure)

@@ -30,11 +30,11 @@ pub(super) fn connect_queue(
     let peer = queue.peer();
     let hint = match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
         (Status::CONNECT_INVALID_PARAMETERS, 1, 256) => {
-            let what = format!("subsystem {subsystem}").into();
+            let what = format!("subsystem {subsystem}");
             let why = format!(
                 "{peer} does not have it ({status}); 'inlane nvme discover {peer}' lists those that it has"
             );
-            return Err(Error::Invalid { what, why });
+            return Err(Error::invalid(what, why));
         }
         (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
             format!(
@@ -55,10 +55,10 @@ pub(super) fn connect_queue(
 /// Sends a command and waits until it has completed. The queue must have no other commands in flight.
 pub(super) fn call(queue: &mut Queue, command: Command, buffer: Buffer) -> Result<Done> {
     let request = Submission { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
-    queue.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
+    queue.connection.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
     loop {
         let result = queue.progress(true);
-        if let Some(done) = queue.next_done() {
+        if let Some(done) = queue.connection.next_done() {
             return Ok(done);
         }
         result?;

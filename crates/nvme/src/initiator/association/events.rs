@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 impl Association {
     pub(super) fn take_background(&mut self) {
-        while let Some(done) = self.admin.next_done() {
+        while let Some(done) = self.admin.connection.next_done() {
             self.background(&done);
         }
     }
@@ -62,7 +62,7 @@ impl Association {
         if self.watches_events && !self.event_armed {
             let command = Command::new(admin::ASYNC_EVENT_REQUEST, 0);
             let request = Submission { token: TOKEN_EVENT, command, buffer: None };
-            self.event_armed = self.admin.submit_held(request).is_ok();
+            self.event_armed = self.admin.connection.submit_held(request).is_ok();
         }
     }
 

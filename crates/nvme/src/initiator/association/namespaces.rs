@@ -3,7 +3,7 @@
 use super::{Association, UNLIMITED_TRANSFER};
 use crate::field::NAMESPACE;
 use crate::initiator::Buffer;
-use crate::wire::command::{Command, admin};
+use crate::wire::command::{Command, Sgl, admin};
 use crate::wire::identify::{self, IdentifyNamespace, cns, descriptor_type, oncs};
 use crate::{Error, Result};
 use zerocopy::FromBytes;
@@ -45,6 +45,12 @@ pub struct NamespaceIdentity {
 }
 
 impl NamespaceInfo {
+    /// Returns the command `opcode` for `bytes` bytes from `offset`, both multiples of the block size.
+    pub fn command(&self, opcode: u8, offset: u64, bytes: u64) -> Command {
+        let unit = u64::from(self.block_bytes);
+        Command::blocks(opcode, self.nsid, offset / unit, (bytes / unit) as u32, Sgl::NONE)
+    }
+
     /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
@@ -136,18 +142,18 @@ impl Association {
     pub fn namespace(&mut self, nsid: u32) -> Result<NamespaceInfo> {
         let page = self.identify_page(cns::NAMESPACE, nsid)?;
         let namespace = IdentifyNamespace::ref_from_bytes(page.bytes()).expect("4096 bytes");
-        let what = || format!("namespace {nsid} of {}", self.admin.peer()).into();
+        let what = || format!("namespace {nsid} of {}", self.admin.peer());
         let blocks = namespace.nsze.get();
         if blocks == 0 {
             let why = format!("it does not exist or is inactive; choose another with {NAMESPACE}");
-            return Err(Error::Invalid { what: what(), why });
+            return Err(Error::invalid(what(), why));
         }
         let block_bytes = namespace.block_bytes().filter(|bytes| {
             blocks.checked_mul((*bytes).into()).is_some() && u64::from(*bytes) <= UNLIMITED_TRANSFER
         });
         let Some(block_bytes) = block_bytes else {
-            let why = "its format is unsupported: metadata, or an impossible block size or capacity".into();
-            return Err(Error::Invalid { what: what(), why });
+            let why = "its format is unsupported: metadata, or an impossible block size or capacity";
+            return Err(Error::invalid(what(), why));
         };
         let limit = self.identify.max_transfer_bytes().unwrap_or(u64::MAX);
         // A command has at most 65,536 blocks.

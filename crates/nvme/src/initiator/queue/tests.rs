@@ -1,7 +1,7 @@
 //! Tests of timeouts against targets that send one byte at a time.
 
 use super::*;
-use crate::initiator::Buffer;
+use crate::initiator::{Buffer, Submission};
 use crate::wire::command::{Command, Sgl, io};
 use crate::wire::pdu::{Kind, MAX_HEADER, Pdu, encode};
 use std::io::{Read, Write};
@@ -91,7 +91,7 @@ fn bytes_of_data_do_not_extend_the_time_of_a_command() {
     let mut queue = Queue::connect(address, &options(), 0).unwrap();
     let command = Command::blocks(io::READ, 1, 0, BYTES / 512, Sgl::NONE);
     let buffer = Buffer::new(BYTES as usize).unwrap();
-    queue.submit(Submission { token: 1, command, buffer: Some(buffer) }).unwrap();
+    queue.connection.submit(Submission { token: 1, command, buffer: Some(buffer) }).unwrap();
     let start = Instant::now();
     let error = loop {
         if let Err(error) = queue.progress(true) {
@@ -121,10 +121,10 @@ fn unsent_writes_of_a_failed_queue_are_discarded() {
     for token in 0..u64::from(entries) - 1 {
         let command = Command::blocks(io::WRITE, 1, 0, BYTES / 512, Sgl::NONE);
         let buffer = Some(Buffer::new(BYTES as usize).unwrap());
-        queue.submit(Submission { token, command, buffer }).unwrap();
+        queue.connection.submit(Submission { token, command, buffer }).unwrap();
     }
     queue.send().unwrap();
-    assert!(queue.has_output(), "the kernel took all writes");
+    assert!(queue.connection.has_output(), "the kernel took all writes");
     queue.fail();
     drop(queue);
     let error = std::io::copy(&mut stream, &mut std::io::sink()).unwrap_err();

@@ -4,8 +4,9 @@ use super::{Live, Session, SessionOptions, TICK, again};
 use crate::initiator::{Address, NamespaceInfo};
 use crate::wire::command::Status;
 use crate::{Error, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// The least time from the end of an attempt to reconnect to the start of the next attempt.
@@ -71,8 +72,7 @@ impl Session {
         self.attempt_ended.map_or(Duration::ZERO, |ended| PAUSE.saturating_sub(ended.elapsed()))
     }
 
-    /// Advances the reconnection by one step: waits between attempts, starts a thread that tries each path
-    /// once, or takes that thread's result. With `wait`, blocks for up to 50 ms. Returns an error if the
+    /// Advances the reconnection by one step: waits between attempts, or starts an attempt and advances it. With `wait`, blocks for up to 50 ms. Returns an error if the
     /// connection was not restored within [`SessionOptions::reconnect`].
     pub(super) fn reconnect(&mut self, wait: bool) -> Result<()> {
         self.lost_since.get_or_insert_with(Instant::now);
@@ -83,24 +83,23 @@ impl Session {
             }
             return Ok(());
         }
-        if self.attempt.is_none() {
-            self.attempt = Some(self.start_attempt()?);
-        }
-        let attempt = self.attempt.as_ref().expect("an attempt was started");
-        let result = match attempt.recv_timeout(if wait { TICK } else { Duration::ZERO }) {
-            Ok(result) => result,
-            Err(RecvTimeoutError::Timeout) if self.is_too_late() => {
-                let why = "the last attempt got no answer; check the target and the network";
-                return Err(self.not_restored(Some(why)));
-            }
-            Err(RecvTimeoutError::Timeout) => return Ok(()),
-            Err(RecvTimeoutError::Disconnected) => {
-                unreachable!("the thread sends its result before it ends")
-            }
+        let attempt = match self.attempt.take() {
+            Some(attempt) => attempt,
+            None => Attempt::new(self),
         };
-        self.attempt = None;
-        self.attempt_ended = Some(Instant::now());
-        self.reconnected(result)
+        let attempt = self.attempt.insert(attempt);
+        match attempt.proceed(if wait { TICK } else { Duration::ZERO }) {
+            Some(result) => {
+                self.attempt = None;
+                self.attempt_ended = Some(Instant::now());
+                self.reconnected(result)
+            }
+            None if self.is_too_late() => {
+                let why = "the last attempt got no answer; check the target and the network";
+                Err(self.not_restored(Some(why)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns true if a path failed, and no command was answered for [`SessionOptions::reconnect`] since
@@ -116,23 +115,6 @@ impl Session {
         let why = why.join("; ");
         let why = format!("the connection was lost and not restored within {seconds} s: {why}");
         Error::disconnected(&self.options.connect.subsystem, why)
-    }
-
-    /// Starts a thread that tries each path once, in turn from `path` on. Paths that last reported a path
-    /// error (`inaccessible`) come last.
-    fn start_attempt(&self) -> Result<Receiver<Reconnected>> {
-        let (send, receive) = sync_channel(1);
-        let count = self.options.paths.len();
-        let order = (self.path..count).chain(0..self.path);
-        let (last, first) = order.partition(|path| self.inaccessible.contains(path));
-        let (options, nsid) = (self.options.clone(), self.namespace.nsid);
-        let attempt = move || {
-            // The send fails if the session was dropped meanwhile. Dropping the result closes the new
-            // connection.
-            let _ = send.send(Attempt::new(options, nsid).run(first, last));
-        };
-        spawn(attempt)?;
-        Ok(receive)
     }
 
     fn reconnected(&mut self, mut result: Reconnected) -> Result<()> {
@@ -171,9 +153,13 @@ impl Session {
 type Connected = Result<(Live, NamespaceInfo)>;
 
 /// An attempt to reconnect, which tries each path once. Each path has a thread, because connecting blocks.
-struct Attempt {
+#[derive(Debug)]
+pub(super) struct Attempt {
     options: Arc<SessionOptions>,
     nsid: u32,
+    /// The paths that are not tried yet, in order. Each is tried at its time, or before that if no other path is being
+    /// tried.
+    untried: VecDeque<(usize, Instant)>,
     send: Sender<(usize, Connected)>,
     results: Receiver<(usize, Connected)>,
     /// The number of paths that are still being tried: they have neither connected nor failed.
@@ -182,31 +168,47 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn new(options: SessionOptions, nsid: u32) -> Self {
+    /// Tries the paths in turn from the session's next path on. Paths that have last reported that they cannot access
+    /// the namespace come last and late, because they must not be chosen only because they connect fast.
+    fn new(session: &Session) -> Self {
+        let (now, late) = (Instant::now(), session.options.reconnect / 2);
+        let count = session.options.paths.len();
+        let order = (session.path..count).chain(0..session.path);
+        let (last, first): (Vec<_>, Vec<_>) = order.partition(|path| session.inaccessible.contains(path));
+        let first = first.into_iter().zip(0..).map(|(path, place)| (path, now + HEAD_START * place));
+        let last = last.into_iter().zip(0..).map(|(path, place)| (path, now + late + HEAD_START * place));
         let (send, results) = channel();
-        Self { options: Arc::new(options), nsid, send, results, running: 0, failures: Vec::new() }
+        Self {
+            options: Arc::new(session.options.clone()),
+            nsid: session.namespace.nsid,
+            untried: first.chain(last).collect(),
+            send,
+            results,
+            running: 0,
+            failures: Vec::new(),
+        }
     }
 
-    /// Tries the paths in `first`. If they fail, or do not answer within half of
-    /// [`SessionOptions::reconnect`], also tries the paths in `last`. The paths in `last` have reported that
-    /// they cannot access the namespace. They must not be chosen only because they connect fast.
-    fn run(mut self, first: Vec<usize>, last: Vec<usize>) -> Reconnected {
-        let half = self.options.reconnect / 2;
-        for (paths, patience) in [(first, half), (last, Duration::MAX)] {
-            for path in paths {
-                self.start(path);
-                if let Some(works) = self.next_result(HEAD_START) {
-                    return Reconnected { works: Some(works), failures: self.failures };
-                }
-            }
-            let start = Instant::now();
-            while self.running > 0 && start.elapsed() < patience {
-                if let Some(works) = self.next_result(patience.saturating_sub(start.elapsed())) {
-                    return Reconnected { works: Some(works), failures: self.failures };
-                }
-            }
+    /// Starts to connect to the next path if it is time, and waits for up to `time` for the result of a path. Returns
+    /// the result of the attempt when a path has connected or all have failed.
+    fn proceed(&mut self, time: Duration) -> Option<Reconnected> {
+        while let Some((path, at)) = self.untried.front().copied()
+            && (self.running == 0 || at <= Instant::now())
+        {
+            self.untried.pop_front();
+            self.start(path);
         }
-        Reconnected { works: None, failures: self.failures }
+        let works = match self.results.recv_timeout(time) {
+            Ok((path, Ok((live, namespace)))) => Some((path, live, namespace)),
+            Ok((path, Err(error))) => {
+                self.running -= 1;
+                self.failures.push((path, error));
+                None
+            }
+            Err(_) => None,
+        };
+        let ended = works.is_some() || self.running == 0 && self.untried.is_empty();
+        ended.then(|| Reconnected { works, failures: std::mem::take(&mut self.failures) })
     }
 
     /// Starts to connect to a path.
@@ -214,36 +216,14 @@ impl Attempt {
         let (options, nsid, send) = (self.options.clone(), self.nsid, self.send.clone());
         let connect = move || {
             // Ignore a failed send, because nobody needs the result after another path has connected or the
-            // attempt was given up.
+            // attempt was given up. Dropping the result closes the new connection.
             let _ = send.send((path, Session::connect(&options, path, Some(nsid))));
         };
-        match spawn(connect) {
-            Ok(()) => self.running += 1,
-            Err(error) => self.failures.push((path, error)),
+        match std::thread::Builder::new().name("inlane-reconnect".into()).spawn(connect) {
+            Ok(_) => self.running += 1,
+            Err(error) => self.failures.push((path, Error::no_thread(error))),
         }
     }
-
-    /// Waits for up to `time` until a path has connected or failed. Returns the path if it has connected.
-    fn next_result(&mut self, time: Duration) -> Option<(usize, Live, NamespaceInfo)> {
-        if self.running == 0 {
-            return None;
-        }
-        let (path, result) = self.results.recv_timeout(time).ok()?;
-        self.running -= 1;
-        match result {
-            Ok((live, namespace)) => Some((path, live, namespace)),
-            Err(error) => {
-                self.failures.push((path, error));
-                None
-            }
-        }
-    }
-}
-
-/// Starts a thread of an attempt to reconnect. The thread ends by itself.
-fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
-    let thread = std::thread::Builder::new().name("inlane-reconnect".into()).spawn(run);
-    thread.map(drop).map_err(Error::no_thread)
 }
 
 /// Describes a path error that a controller reported.

@@ -251,7 +251,7 @@ fn commands_take_turns_over_the_queues_and_each_thread_of_the_target_serves_one(
         assert_eq!(queues, [1, 1, 1, 1]);
         assert_eq!(submit_reads(&mut session), 8);
         // Look at the 4 I/O queues only. The fifth and last queue is the admin queue.
-        let in_flight: Vec<_> = session.queues().take(4).map(Queue::in_flight).collect();
+        let in_flight: Vec<_> = session.queues().take(4).map(|queue| queue.connection.in_flight()).collect();
         assert_eq!(in_flight, [2, 2, 2, 2]);
         let start = Instant::now();
         while session.live.as_ref().unwrap().queues.available() < 8 {

@@ -167,7 +167,7 @@ impl TargetConnection {
         }
         controller.heard(self.now_ms);
         if queue.id == 0 {
-            controller.trust();
+            controller.trusted.store(true, Relaxed);
         }
         queue.usable = true;
         if queue.id != 0 {

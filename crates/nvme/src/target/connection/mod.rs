@@ -133,7 +133,7 @@ enum Lent {
 /// A connection of a host.
 #[derive(Debug)]
 pub struct TargetConnection {
-    setup: Setup,
+    pub(in crate::target) setup: Setup,
     /// False until the ICReq is processed.
     initialized: bool,
     rules: Rules,
@@ -459,7 +459,7 @@ impl TargetConnection {
             && let Some(event) = queue.controller.next_event()
         {
             queue.held.remove(0);
-            self.complete(cid, Status::SUCCESS, event.dword().into());
+            self.complete(cid, Status::SUCCESS, event.into());
         }
     }
 

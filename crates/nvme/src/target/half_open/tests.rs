@@ -1,5 +1,5 @@
 use super::*;
-use crate::target::inbox::{ConnectionId, Inbox};
+use crate::target::inbox::{ConnectionId, Inbox, Message, Note};
 use std::sync::Arc;
 
 /// A table of half-open connections.
@@ -22,7 +22,7 @@ impl Fixture {
         assert!(self.half_open.taken(&ticket, reach));
         self.half_open.advance(&ticket, step);
         for message in self.inbox.take() {
-            let Message::Displace(id) = message else { panic!("{message:?}") };
+            let Message::To(id, Note::Displace) = message else { panic!("{message:?}") };
             self.closed.push(id.0);
         }
         ticket

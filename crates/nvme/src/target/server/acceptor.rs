@@ -53,15 +53,8 @@ impl Acceptor {
         let mut last_failure = String::new();
         while !self.stop.load(Relaxed) && !self.failed.load(Relaxed) {
             // SAFETY: the pointer and the length describe the array `polled`.
-            let ready =
-                unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, TIMER.as_millis() as i32) };
-            if ready > 0 {
-                for (entry, listener) in polled.iter().zip(&self.listeners) {
-                    if entry.revents != 0 {
-                        self.accept(listener);
-                    }
-                }
-            }
+            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as _, TIMER.as_millis() as i32) };
+            self.listeners.iter().for_each(|listener| self.accept(listener));
             let now = Instant::now();
             if now >= timers_at {
                 timers_at = now + TIMER;
@@ -102,7 +95,7 @@ impl Acceptor {
         {
             let changed = self.subsystem.set_hosts(Some(hosts.clone()))?;
             if changed {
-                file.hosts().warn_if_none(Some(&hosts));
+                file.hosts.warn_if_none(Some(&hosts));
             }
         }
         failure.map_or(Ok(()), Err)
@@ -192,16 +185,9 @@ impl Acceptor {
 /// Keepalive probes detect vanished hosts.
 fn set_options(stream: &TcpStream) {
     let set = |level: i32, name: i32, value: i32| {
+        let (address, size) = ((&raw const value).cast(), size_of::<i32>() as u32);
         // SAFETY: the value is an int, as these options want.
-        unsafe {
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<i32>() as u32,
-            )
-        };
+        unsafe { libc::setsockopt(stream.as_raw_fd(), level, name, address, size) };
     };
     set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
@@ -210,19 +196,9 @@ fn set_options(stream: &TcpStream) {
     set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
 }
 
-/// Opens a socket that listens on an address and does not block.
-pub(super) fn listen(address: &SocketAddr) -> Result<TcpListener> {
-    let os = |source: std::io::Error| {
-        let remedy = match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => "another program listens there; choose another port",
-            Some(libc::EADDRNOTAVAIL) => {
-                "no interface of this machine has this address; list them: ip address"
-            }
-            Some(libc::EACCES) => "ports below 1024 need privileges; choose a higher port",
-            _ => "",
-        };
-        Error::with_remedy(format!("cannot listen on {address}"), source, remedy)
-    };
+/// Opens a socket that listens on an address and does not block. Returns also the address with the socket's port.
+pub(super) fn listen(address: &SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    let os = |source| Error::cannot_listen(address, false, source);
     let listener = TcpListener::bind(address).map_err(os)?;
     listener.set_nonblocking(true).map_err(os)?;
     // Raise the most connections that may wait for acceptance, because the standard library sets only 128. This file calls
@@ -231,5 +207,6 @@ pub(super) fn listen(address: &SocketAddr) -> Result<TcpListener> {
     if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
         return Err(os(std::io::Error::last_os_error()));
     }
-    Ok(listener)
+    let address = listener.local_addr().map_err(os)?;
+    Ok((listener, address))
 }

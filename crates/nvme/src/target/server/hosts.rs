@@ -4,7 +4,7 @@ use crate::authentication::{Group, Hash, SecretsFile};
 use crate::field::{HOSTS_FILE, SECRETS_FILE};
 use crate::target::subsystem::{AllowedHosts, Authentication};
 use crate::wire::nqn as names;
-use crate::{Error, Result, text_file};
+use crate::{Result, text_file};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -51,9 +51,8 @@ impl Hosts {
                     if nqn.is_empty() {
                         continue;
                     }
-                    names::check(nqn).map_err(|error| Error::Invalid {
-                        what: format!("{}, line {number}", HOSTS_FILE.with(path.display())).into(),
-                        why: error.to_string(),
+                    names::check(nqn).map_err(|error| {
+                        text_file::invalid_line(HOSTS_FILE, path, number, error.to_string())
                     })?;
                     named.insert(nqn.into());
                 }
@@ -83,7 +82,7 @@ impl Hosts {
 /// A file of hosts that the target reads again and again.
 #[derive(Debug)]
 pub(super) struct HostsFile {
-    hosts: Hosts,
+    pub(super) hosts: Hosts,
     /// The list of hosts in the last read of the file. A list takes effect when two reads in a row find it.
     /// During one read, a program may still be writing the file.
     last: Option<AllowedHosts>,
@@ -93,11 +92,6 @@ impl HostsFile {
     /// Prepares to read `hosts` repeatedly. Returns `None` if they do not come from a file.
     pub(super) fn new(hosts: Hosts) -> Option<Self> {
         matches!(hosts, Hosts::File(..) | Hosts::Secrets { .. }).then_some(Self { hosts, last: None })
-    }
-
-    /// Returns which hosts the target was started with.
-    pub(super) fn hosts(&self) -> &Hosts {
-        &self.hosts
     }
 
     /// Reads the file. Returns its hosts if the previous call found the same hosts, else `None`. One read is

@@ -9,6 +9,6 @@ pub(super) fn bind(core: Option<usize>) -> Result<()> {
     inlane_core::cores::bind(&[core]).map_err(|_| {
         let allowed = inlane_core::cores::refused(&[core]).map(|(_, why)| why);
         let why = allowed.unwrap_or_else(|| "this process may not use it; choose another".into());
-        Error::Invalid { what: format!("{CORES}: core {core}").into(), why }
+        Error::invalid(format!("{CORES}: core {core}"), why)
     })
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::target::controller::Reach;
-use crate::target::inbox::{ConnectionId, Inbox, Message};
+use crate::target::inbox::{ConnectionId, Inbox, Message, Note};
 use std::sync::Arc;
 
 #[test]
@@ -41,7 +41,7 @@ fn flushes_that_wait_for_a_failed_worker_fail() {
         assert!(start.elapsed() < PATIENCE, "the flush still waits");
         std::thread::sleep(Duration::from_millis(5));
     };
-    let failed = Message::Flush { connection: ConnectionId(5), slot: 3, result: Some(-libc::EIO) };
+    let failed = Message::To(ConnectionId(5), Note::Flush(3, Some(-libc::EIO)));
     assert_eq!(format!("{messages:?}"), format!("{:?}", [failed]));
     assert!(group.begin(waiting), "later flushes do not wait for the failed worker");
 }

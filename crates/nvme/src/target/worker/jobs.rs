@@ -6,13 +6,14 @@
 //! so the limit of connections also bounds the jobs.
 
 use super::Worker;
-use crate::target::connection::AuthenticationJob;
+use crate::lock;
+use crate::target::connection::{AuthenticationJob, Setup};
 use crate::target::controller::Reach;
-use crate::target::inbox::Message;
+use crate::target::inbox::Note;
 use crate::target::network::network;
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// The waiting authentication jobs. One thread runs them.
@@ -37,22 +38,18 @@ pub fn start_jobs() -> std::io::Result<(Arc<Jobs>, JoinHandle<()>)> {
     let jobs = Arc::new(Jobs::default());
     let its_jobs = jobs.clone();
     let thread = std::thread::Builder::new().name("inlane-nvme-dh".into()).spawn(move || {
-        while let Some((Reach { inbox, connection }, job)) = its_jobs.next() {
-            inbox.send(Message::Authentication(connection, job.run()));
+        while let Some((reach, job)) = its_jobs.next() {
+            reach.send(Note::Authentication(job.run()));
         }
     })?;
     Ok((jobs, thread))
 }
 
 impl Jobs {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Appends the job of a connection from `address`. Drops it after [`Jobs::end`].
     pub fn add(&self, address: IpAddr, reach: Reach, job: AuthenticationJob) {
         let address = network(address);
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         if waiting.ended {
             return;
         }
@@ -67,7 +64,7 @@ impl Jobs {
     /// host.
     pub fn remove(&self, address: IpAddr, reach: &Reach) {
         let address = network(address);
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         let Some(index) = waiting.addresses.iter().position(|(other, _)| *other == address) else { return };
         let jobs = &mut waiting.addresses[index].1;
         jobs.retain(|(other, _)| !other.is_same(reach));
@@ -78,13 +75,13 @@ impl Jobs {
 
     /// Removes all waiting jobs. The thread ends after the job that it runs now.
     pub fn end(&self) {
-        *self.waiting() = Waiting { ended: true, ..Waiting::default() };
+        *lock(&self.waiting) = Waiting { ended: true, ..Waiting::default() };
         self.changed.notify_all();
     }
 
     /// Waits for a job. Returns `None` after [`Jobs::end`].
     fn next(&self) -> Option<(Reach, AuthenticationJob)> {
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         loop {
             if waiting.ended {
                 return None;
@@ -103,7 +100,7 @@ impl Jobs {
     /// Returns the number of jobs that wait.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        self.waiting().addresses.iter().map(|(_, jobs)| jobs.len()).sum()
+        lock(&self.waiting).addresses.iter().map(|(_, jobs)| jobs.len()).sum()
     }
 }
 
@@ -111,25 +108,20 @@ impl Worker {
     /// Hands a job to the thread that runs the authentication jobs. If there is no such thread, runs the job
     /// here.
     pub(super) fn start_job(&mut self, index: usize, job: AuthenticationJob) {
-        let reach = Reach { inbox: self.inbox.clone(), connection: self.link(index).id };
-        let address = self.link(index).peer.ip();
+        let link = self.links[index].as_mut().expect("a link");
+        let Setup { peer, reach, .. } = &link.connection.setup;
         match &self.jobs {
-            Some(jobs) => jobs.add(address, reach, job),
-            None => {
-                let now = self.now_ms;
-                self.link(index).connection.authentication_computed(job.run(), now);
-                self.mark(index);
-            }
+            Some(jobs) => jobs.add(peer.ip(), reach.clone(), job),
+            None => link.connection.authentication_computed(job.run(), self.now_ms),
         }
+        self.mark(index);
     }
 
     /// Removes the job of a connection that ends.
     pub(super) fn cancel_job(&mut self, index: usize) {
-        let reach = Reach { inbox: self.inbox.clone(), connection: self.link(index).id };
-        let link = self.link(index);
-        let (address, computes) = (link.peer.ip(), link.connection.is_computing());
-        if let Some(jobs) = self.jobs.as_ref().filter(|_| computes) {
-            jobs.remove(address, &reach);
+        let connection = &self.links[index].as_ref().expect("a link").connection;
+        if let Some(jobs) = self.jobs.as_ref().filter(|_| connection.is_computing()) {
+            jobs.remove(connection.setup.peer.ip(), &connection.setup.reach);
         }
     }
 }

@@ -46,10 +46,8 @@ impl Worker {
             local,
         };
         let link = Link {
-            id,
             connection: TargetConnection::new(setup),
             socket,
-            peer,
             receiving: false,
             blocked: false,
             operations: 0,
@@ -70,14 +68,13 @@ impl Worker {
         self.links[index] = Some(Box::new(link));
         self.mark(index);
         if !self.subsystem.half_open.taken(&ticket, reach) {
-            self.displace(id);
+            self.displace(index);
         }
     }
 
     /// Closes a half-open connection to make room for other connections. Does nothing if its host may already
     /// use its queue.
-    pub(super) fn displace(&mut self, id: ConnectionId) {
-        let Some(index) = self.find(id) else { return };
+    pub(super) fn displace(&mut self, index: usize) {
         let link = self.link(index);
         if link.closing != Closing::Yes && !link.connection.is_connected() {
             self.subsystem.counters.refused.fetch_add(1, Relaxed);
@@ -144,7 +141,7 @@ impl Worker {
         if link.receiving || link.blocked || link.operations > 0 {
             return;
         }
-        tracing::debug!("{}: connection closed", link.peer);
+        tracing::debug!("{}: connection closed", link.connection.setup.peer);
         let never_usable = link.half_open.is_some();
         if link.admin {
             self.load.admin_queues.fetch_sub(1, Relaxed);
@@ -192,7 +189,8 @@ impl Worker {
             };
             if link.closing == Closing::No && drained_by.is_none() {
                 self.subsystem.counters.refused.fetch_add(1, Relaxed);
-                self.subsystem.warn(format_args!("{}: connection closed: {why}", link.peer));
+                let peer = link.connection.setup.peer;
+                self.subsystem.warn(format_args!("{peer}: connection closed: {why}"));
                 link.connection.end_controller();
             }
             self.close(index);

@@ -2,8 +2,6 @@
 
 use crate::target::connection::TargetConnection;
 use crate::target::half_open::Ticket;
-use crate::target::inbox::ConnectionId;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 /// Whether a connection is being closed, and how.
@@ -50,10 +48,8 @@ impl Wait {
 
 /// A connection with its socket and its requests in flight.
 pub(super) struct Link {
-    pub(super) id: ConnectionId,
     pub(super) connection: TargetConnection,
     pub(super) socket: OwnedFd,
-    pub(super) peer: SocketAddr,
     pub(super) receiving: bool,
     /// True while the connection waits until its socket is writable.
     pub(super) blocked: bool,

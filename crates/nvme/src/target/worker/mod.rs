@@ -28,7 +28,7 @@ pub use load::WorkerLoad;
 
 use super::buffer::Pool;
 use super::flush::FlushGroup;
-use super::inbox::{ConnectionId, Inbox, Message};
+use super::inbox::{ConnectionId, Inbox, Message, Note};
 use super::ring::{Completed, Ring};
 use super::subsystem::Subsystem;
 use crate::Result;
@@ -251,36 +251,31 @@ impl Worker {
 
     fn find(&self, id: ConnectionId) -> Option<usize> {
         let index = (id.0 & 0xFF_FFFF) as usize;
-        self.links.get(index)?.as_ref().filter(|link| link.id == id).map(|_| index)
+        let link = self.links.get(index)?.as_ref()?;
+        (link.connection.setup.reach.connection == id).then_some(index)
+    }
+
+    fn note(&mut self, index: usize, note: Note) {
+        let now = self.now_ms;
+        match note {
+            Note::Close => self.close(index),
+            Note::Displace => self.displace(index),
+            Note::Event => self.link(index).connection.report_events(),
+            Note::Authentication(side) => self.link(index).connection.authentication_computed(side, now),
+            Note::Flush(slot, Some(result)) => self.file_returned(index, slot, result),
+            Note::Flush(slot, None) => self.submit_call(index, slot),
+        }
+        self.mark(index);
     }
 
     fn message(&mut self, message: Message) {
         match message {
             Message::Accept { socket, peer, local, ticket } => self.accept(socket, peer, local, ticket),
-            Message::Close(id) => {
+            Message::To(id, note) => {
                 if let Some(index) = self.find(id) {
-                    self.close(index);
+                    self.note(index, note);
                 }
             }
-            Message::Displace(id) => self.displace(id),
-            Message::Event(id) => {
-                if let Some(index) = self.find(id) {
-                    self.link(index).connection.report_events();
-                    self.mark(index);
-                }
-            }
-            Message::Authentication(id, side) => {
-                let now = self.now_ms;
-                if let Some(index) = self.find(id) {
-                    self.link(index).connection.authentication_computed(side, now);
-                    self.mark(index);
-                }
-            }
-            Message::Flush { connection, slot, result } => match (self.find(connection), result) {
-                (Some(index), Some(result)) => self.file_returned(index, slot, result),
-                (Some(index), None) => self.submit_call(index, slot),
-                (None, _) => unreachable!("a connection stays while its flush waits"),
-            },
             #[cfg(test)]
             Message::Panic => panic!("a panic of a test"),
             Message::Drain => {

@@ -2,6 +2,7 @@
 //! the kernel: they receive the target's system calls, and choose their results and the order of the results.
 
 use super::*;
+use crate::target::inbox::Note;
 use crate::target::storage::Call;
 
 /// Hands bytes to a connection without making system calls. Returns the calls that the connection asks for.
@@ -30,7 +31,7 @@ fn end(host: &mut Host, slot: u16, result: i32) -> Option<Call> {
 fn messages(host: &mut Host) -> Vec<(u16, Call)> {
     let mut started = Vec::new();
     for message in host.inbox.take() {
-        let Message::Flush { slot, result, .. } = message else { continue };
+        let Message::To(_, Note::Flush(slot, result)) = message else { continue };
         match result {
             Some(result) => assert!(!host.connection.returned(slot, result, 1)),
             None => started.push((slot, host.connection.call(slot).expect("its turn").1)),
@@ -245,7 +246,7 @@ fn a_reset_is_complete_when_no_write_is_in_flight() {
         assert!(admin.call(Command::property_set(property::CC, value), &[]).0.status().is_success());
     };
     set(&mut admin, cc::ENTRY_SIZES);
-    assert!(matches!(queue.inbox.take()[..], [Message::Close(_)]));
+    assert!(matches!(queue.inbox.take()[..], [Message::To(_, Note::Close)]));
     queue.connection.disconnected();
     assert!(ready(&mut admin), "the write may still land");
     // A host that does not wait is not served before the write has ended.

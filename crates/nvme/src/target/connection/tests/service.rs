@@ -1,6 +1,7 @@
 //! Tests of Connect, discovery, asynchronous events, and the creation and end of controllers.
 
 use super::*;
+use crate::target::inbox::Note;
 
 #[test]
 fn connect_names_the_parameter_that_it_refuses() {
@@ -85,7 +86,7 @@ fn a_changed_size_is_reported_once_until_the_log_is_read() {
         assert_eq!(subsystem.refresh().0, [1]);
     };
     resize(2 << 20);
-    assert!(matches!(host.inbox.take()[..], [Message::Event(ConnectionId(7))]));
+    assert!(matches!(host.inbox.take()[..], [Message::To(ConnectionId(7), Note::Event)]));
     host.connection.report_events();
     host.run();
     let Some(Answer::Completed(event)) = host.answer() else { panic!("no event") };
@@ -164,7 +165,7 @@ fn a_revoked_host_and_a_silent_host_lose_their_controllers() {
     let (admin, queue) = connected(&subsystem, Digests::default());
     assert!(subsystem.set_hosts(Some(Default::default())).unwrap());
     for host in [&admin, &queue] {
-        assert!(matches!(host.inbox.take()[..], [Message::Close(_)]));
+        assert!(matches!(host.inbox.take()[..], [Message::To(_, Note::Close)]));
     }
     drop((admin, queue));
     assert_eq!(subsystem.controller_count(), 0);
@@ -177,7 +178,7 @@ fn a_revoked_host_and_a_silent_host_lose_their_controllers() {
     // The target rounds the keep-alive timeout of 1 ms up to 100 ms. Wait until it has expired.
     std::thread::sleep(std::time::Duration::from_millis(120));
     assert_eq!(subsystem.end_expired().len(), 1);
-    assert!(matches!(admin.inbox.take()[..], [Message::Close(_)]));
+    assert!(matches!(admin.inbox.take()[..], [Message::To(_, Note::Close)]));
 }
 
 #[test]
