@@ -6,7 +6,7 @@
 
 use inlane_nvme::initiator::{Buffer, HostConnection, Submission};
 use inlane_nvme::wire::command::{Command, Completion, Sgl, Status, io};
-use inlane_nvme::wire::pdu::{self, Digests, Kind, Pdu, MAX_HEADER};
+use inlane_nvme::wire::pdu::{self, Digests, Kind, MAX_HEADER, Pdu};
 use libfuzzer_sys::fuzz_target;
 use std::io::IoSlice;
 
@@ -71,7 +71,11 @@ fuzz_target!(|input: &[u8]| {
         // Arbitrary bytes arrived before ICResp, and the connection refused them. So this run ends.
         return;
     }
-    if !feed(&mut connection, &encode(&Pdu::initialization(Kind::IcResp, digests, 4096), &[], Digests::default()), part) {
+    if !feed(
+        &mut connection,
+        &encode(&Pdu::initialization(Kind::IcResp, digests, 4096), &[], Digests::default()),
+        part,
+    ) {
         return;
     }
     if !connection.is_ready() {
@@ -102,13 +106,21 @@ fuzz_target!(|input: &[u8]| {
             let len = u32::from(len) * 64;
             let mut bytes = match kind % 5 {
                 0 => encode(
-                    &Pdu::new(Kind::CapsuleResp, 0, Completion::new(cid, Status(u16::from(flags & 1)), 0, 0, 0)),
+                    &Pdu::new(
+                        Kind::CapsuleResp,
+                        0,
+                        Completion::new(cid, Status(u16::from(flags & 1)), 0, 0, 0),
+                    ),
                     &[],
                     digests,
                 ),
                 1 | 2 => {
                     let data = vec![SENT; len.max(1) as usize];
-                    encode(&Pdu::transfer(Kind::C2hData, flags & 0x0C, cid, 0, at, len.max(1)), &data, digests)
+                    encode(
+                        &Pdu::transfer(Kind::C2hData, flags & 0x0C, cid, 0, at, len.max(1)),
+                        &data,
+                        digests,
+                    )
                 }
                 3 => encode(&Pdu::transfer(Kind::R2t, 0, cid, flags.into(), at, len), &[], digests),
                 _ => {

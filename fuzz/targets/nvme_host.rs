@@ -12,7 +12,7 @@ use inlane_nvme::target::inbox::{ConnectionId, Inbox};
 use inlane_nvme::target::storage;
 use inlane_nvme::target::subsystem::{Definition, Limits, Subsystem};
 use inlane_nvme::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
-use inlane_nvme::wire::pdu::{Digests, Header, Kind, Layout, Pdu, Rules, Sender, MAX_HEADER, digest, encode};
+use inlane_nvme::wire::pdu::{Digests, Header, Kind, Layout, MAX_HEADER, Pdu, Rules, Sender, digest, encode};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
 use zerocopy::{FromBytes, IntoBytes};
@@ -37,7 +37,8 @@ impl Host {
         };
         let mut host = Self { connection: TargetConnection::new(setup), digests, received: Vec::new() };
         let mut bytes = [0; MAX_HEADER];
-        let length = encode(&Pdu::initialization(Kind::IcReq, digests, 0), 0, Digests::default(), 4, &mut bytes);
+        let length =
+            encode(&Pdu::initialization(Kind::IcReq, digests, 0), 0, Digests::default(), 4, &mut bytes);
         host.send(&bytes[..length]);
         host.received.clear();
         host
@@ -71,7 +72,8 @@ impl Host {
 
     fn command(&mut self, command: Command, data: &[u8]) {
         let mut bytes = vec![0; MAX_HEADER];
-        let length = encode(&Pdu::new(Kind::CapsuleCmd, 0, command), data.len() as u32, self.digests, 4, &mut bytes);
+        let length =
+            encode(&Pdu::new(Kind::CapsuleCmd, 0, command), data.len() as u32, self.digests, 4, &mut bytes);
         bytes.truncate(length);
         bytes.extend_from_slice(data);
         if self.digests.data && !data.is_empty() {

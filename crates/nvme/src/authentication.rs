@@ -103,56 +103,49 @@ enum Role {
     Controller,
 }
 
-/// The values from which a response is computed.
-struct Response<'a> {
+/// What the two sides of an authentication have agreed about. They compute responses from it.
+#[derive(Debug)]
+struct Exchange<'a> {
     hash: Hash,
     /// The shared secret g^xy of the Diffie-Hellman exchange. Empty for the null group.
     shared: &'a [u8],
-    challenge: &'a [u8],
-    sequence: u32,
     transaction: u16,
-    role: Role,
     names: &'a Names,
 }
 
-impl Response<'_> {
-    /// Returns the input of the HMAC.
-    fn input(&self) -> Zeroizing<Vec<u8>> {
+impl Exchange<'_> {
+    /// Returns the key and the input of the HMAC that is the response of `role` to a challenge. If the secret demands a
+    /// transformation, the key is the secret transformed with the NQN of the responding side.
+    fn hmac(&self, role: Role, sequence: u32, challenge: &[u8], secret: &Secret) -> [Zeroizing<Vec<u8>>; 2] {
         let mut input = match self.shared {
-            [] => Zeroizing::new(self.challenge.to_vec()),
-            shared => self.hash.hmac(&self.hash.of(shared), &[self.challenge]),
+            [] => Zeroizing::new(challenge.to_vec()),
+            shared => self.hash.hmac(&self.hash.of(shared), &[challenge]),
         };
-        input.extend(self.sequence.to_le_bytes());
+        input.extend(sequence.to_le_bytes());
         input.extend(self.transaction.to_le_bytes());
         // SC_C: no secure channel follows.
         input.push(0);
         let Names { host, subsystem } = self.names;
-        let (role, first, second) = match self.role {
+        let (role, first, second) = match role {
             Role::Host => ("HostHost", host, subsystem),
             Role::Controller => ("Controller", subsystem, host),
         };
         for part in [role, first, "\0", second] {
             input.extend(part.as_bytes());
         }
-        input
+        [secret.key(first), input]
     }
 
-    /// Returns the HMAC's key. If the secret demands a transformation, the key is the secret transformed with
-    /// the NQN of the responding side, host or controller.
-    fn key(&self, secret: &Secret) -> Zeroizing<Vec<u8>> {
-        secret.key(match self.role {
-            Role::Host => &self.names.host,
-            Role::Controller => &self.names.subsystem,
-        })
+    /// Returns the response of `role` to a challenge.
+    fn respond(&self, role: Role, sequence: u32, challenge: &[u8], secret: &Secret) -> Vec<u8> {
+        let [key, input] = self.hmac(role, sequence, challenge, secret);
+        self.hash.hmac(&key, &[&input]).to_vec()
     }
 
-    fn compute(&self, secret: &Secret) -> Vec<u8> {
-        self.hash.hmac(&self.key(secret), &[&self.input()]).to_vec()
-    }
-
-    /// Returns true if `response` is right.
-    fn verify(&self, secret: &Secret, response: &[u8]) -> bool {
-        self.hash.verify(&self.key(secret), &[&self.input()], response)
+    /// Returns true if `response` is the response of `role` to a challenge.
+    fn verify(&self, role: Role, sequence: u32, challenge: &[u8], secret: &Secret, response: &[u8]) -> bool {
+        let [key, input] = self.hmac(role, sequence, challenge, secret);
+        self.hash.verify(&key, &[&input], response)
     }
 }
 

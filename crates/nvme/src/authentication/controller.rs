@@ -1,8 +1,8 @@
 //! The controller's side of an authentication.
 
 use super::{
-    AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Group, Hash,
-    KeyPair, Names, Offer, Response, Role, random_bytes, random_sequence,
+    AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Exchange,
+    Group, Hash, KeyPair, Names, Offer, Role, random_bytes, random_sequence,
 };
 use std::sync::Arc;
 
@@ -188,16 +188,9 @@ impl ControllerSide {
             return Err(AuthenticationFailure::INCORRECT_PAYLOAD);
         }
         let shared = keys.shared(&reply.value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?;
-        let response = Response {
-            hash: self.hash,
-            shared: &shared,
-            challenge,
-            sequence: *sequence,
-            transaction: self.transaction,
-            role: Role::Host,
-            names: &self.names,
-        };
-        if !response.verify(&self.credentials.host, &reply.response) {
+        let (hash, transaction) = (self.hash, self.transaction);
+        let exchange = Exchange { hash, shared: &shared, transaction, names: &self.names };
+        if !exchange.verify(Role::Host, *sequence, challenge, &self.credentials.host, &reply.response) {
             return Err(AuthenticationFailure::FAILED);
         }
         let Some((sequence, challenge)) = &reply.challenge else { return Ok(State::Success1(None)) };
@@ -205,8 +198,8 @@ impl ControllerSide {
         // mounting a reflection attack.
         let secret = self.credentials.target.as_ref().filter(|_| challenge != &own.challenge);
         let secret = secret.ok_or(AuthenticationFailure::FAILED)?;
-        let response = Response { challenge, sequence: *sequence, role: Role::Controller, ..response };
-        Ok(State::Success1(Some(response.compute(secret))))
+        let response = exchange.respond(Role::Controller, *sequence, challenge, secret);
+        Ok(State::Success1(Some(response)))
     }
 
     /// Returns the next message to the host, as the data of an Authentication Receive command. The host

@@ -1,8 +1,8 @@
 //! The host's side of an authentication.
 
 use super::{
-    AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Group, Hash,
-    KeyPair, Names, Offer, Response, Role, random_bytes, random_sequence,
+    AuthenticationFailure, AuthenticationMessage, AuthenticationReply, Challenge, Credentials, Exchange,
+    Group, Hash, KeyPair, Names, Offer, Role, random_bytes, random_sequence,
 };
 use std::fmt;
 use zeroize::Zeroizing;
@@ -118,16 +118,8 @@ impl<'a> HostSide<'a> {
         };
         let keys = KeyPair::generate(group);
         let shared = keys.shared(&value).ok_or(AuthenticationFailure::INCORRECT_PAYLOAD)?;
-        let response = Response {
-            hash,
-            shared: &shared,
-            challenge: &challenge,
-            sequence,
-            transaction: self.transaction,
-            role: Role::Host,
-            names: self.names,
-        };
-        let response = response.compute(&self.credentials.host);
+        let exchange = self.exchange(hash, &shared);
+        let response = exchange.respond(Role::Host, sequence, &challenge, &self.credentials.host);
         let own = self.credentials.target.as_ref().map(|_| (random_sequence(), random_bytes(hash.bytes())));
         self.sent = Some(SentReply { hash, shared, challenge: own.clone() });
         let reply = AuthenticationReply { response, challenge: own, value: keys.public().to_vec() };
@@ -147,21 +139,18 @@ impl<'a> HostSide<'a> {
         let (Some(secret), Some((sequence, challenge))) = (&self.credentials.target, &sent.challenge) else {
             return Ok(None);
         };
-        let expected = Response {
-            hash: sent.hash,
-            shared: &sent.shared,
-            challenge,
-            sequence: *sequence,
-            transaction: self.transaction,
-            role: Role::Controller,
-            names: self.names,
-        };
+        let exchange = self.exchange(sent.hash, &sent.shared);
+        let verify = |response| exchange.verify(Role::Controller, *sequence, challenge, secret, response);
         match response {
-            Some(response) if expected.verify(secret, &response) => {
+            Some(response) if verify(&response) => {
                 Ok(Some(AuthenticationMessage::Success2.encode(self.transaction)))
             }
             _ => Err(Refusal::WrongController),
         }
+    }
+
+    fn exchange<'b>(&'b self, hash: Hash, shared: &'b [u8]) -> Exchange<'b> {
+        Exchange { hash, shared, transaction: self.transaction, names: self.names }
     }
 
     /// Decodes a message of the controller.

@@ -378,12 +378,28 @@ impl Job {
     /// If a read fails, or the job had to end before all blocks were read.
     fn read_back(&mut self, control: &Control<'_>) -> Result<()> {
         let measured = std::mem::take(&mut self.reads);
+        let read = self.read_written(control);
+        let checked = std::mem::replace(&mut self.reads, measured);
+        let verification = &mut self.writes.verification;
+        verification.verified_bytes += checked.verification.verified_bytes;
+        verification.altered_bytes += checked.verification.altered_bytes;
+        read?;
+        let written = self.written.iter().filter(|count| **count & !BUSY > 0).count() as u64;
+        match checked.operations {
+            operations if operations < written && control.must_end() => Err(Error::incomplete(
+                "the verification",
+                format!("it was interrupted when {operations} of {written} written blocks were read back"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads all written blocks once, and checks them.
+    fn read_written(&mut self, control: &Control<'_>) -> Result<()> {
         let mut next = 0;
-        let read = loop {
+        loop {
             let now = Instant::now();
-            if let Err(error) = self.collect(now) {
-                break Err(error);
-            }
+            self.collect(now)?;
             let stopped = control.must_end() || control.failed.load(Relaxed) || self.wrong.is_some();
             while !stopped && self.session.available() > 0 && !self.buffers.is_empty() {
                 while self.written.get(next) == Some(&0) {
@@ -397,24 +413,9 @@ impl Job {
                 next += 1;
             }
             if stopped || next == self.written.len() && self.session.in_flight() == 0 {
-                break self.drain(control);
+                return self.drain(control);
             }
-            if let Err(error) = self.session.progress(true) {
-                break Err(error);
-            }
-        };
-        let checked = std::mem::replace(&mut self.reads, measured);
-        let verification = &mut self.writes.verification;
-        verification.verified_bytes += checked.verification.verified_bytes;
-        verification.altered_bytes += checked.verification.altered_bytes;
-        read?;
-        let written = self.written.iter().filter(|count| **count & !BUSY > 0).count() as u64;
-        match checked.operations {
-            operations if operations < written && control.must_end() => Err(Error::incomplete(
-                "the verification",
-                format!("it was interrupted when {operations} of {written} written blocks were read back"),
-            )),
-            _ => Ok(()),
+            self.session.progress(true)?;
         }
     }
 }

@@ -307,18 +307,17 @@ impl Association {
     pub fn shut_down(&mut self, time: Duration) {
         let value = cc::ENABLE | cc::ENTRY_SIZES | cc::SHUTDOWN_NORMAL;
         let deadline = Some(Instant::now() + time);
-        let mut command = Command::property_set(property::CC, value);
-        let is_complete =
-            |done: &Done| done.completion.dw0.get() & csts::SHUTDOWN_MASK == csts::SHUTDOWN_COMPLETE;
-        // The first answer, to the property's change, has no status.
-        for attempt in 0.. {
-            match self.admin_until(command, None, "shutting down", deadline) {
-                Ok(done) if attempt > 0 && is_complete(&done) => return,
-                Ok(_) if attempt > 0 => std::thread::sleep(Duration::from_millis(5)),
-                Ok(_) => {}
-                Err(_) => return,
+        // The answer to the property's change has no status.
+        let set = Command::property_set(property::CC, value);
+        let mut result = self.admin_until(set, None, "shutting down", deadline);
+        while result.is_ok() {
+            let get = Command::property_get(property::CSTS, false);
+            result = self.admin_until(get, None, "shutting down", deadline);
+            let status = result.as_ref().map_or(0, |done| done.completion.dw0.get());
+            if status & csts::SHUTDOWN_MASK == csts::SHUTDOWN_COMPLETE {
+                return;
             }
-            command = Command::property_get(property::CSTS, false);
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

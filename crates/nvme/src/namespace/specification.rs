@@ -60,24 +60,16 @@ impl FromStr for Specification {
                 None if option == "ro" => read_only = true,
                 Some(("lba", value)) => {
                     let bytes = value.parse().ok().filter(|bytes| [512, 4096].contains(bytes));
-                    block_bytes =
-                        Some(bytes.ok_or_else(|| {
-                            invalid(format!("lba={value}: choose one of lba=512, lba=4096"))
-                        })?);
+                    let refused = || invalid(format!("lba={value}: choose one of lba=512, lba=4096"));
+                    block_bytes = Some(bytes.ok_or_else(refused)?);
                 }
                 Some(("size", value)) if kind == "file" => {
                     size = Some(units::parse_size(value).map_err(|error| invalid(error.to_string()))?);
                 }
+                Some(("direct", "on")) if kind != "memory" => direct = Some(true),
+                Some(("direct", "off")) if kind != "memory" => direct = Some(false),
                 Some(("direct", value)) if kind != "memory" => {
-                    direct = Some(match value {
-                        "on" => true,
-                        "off" => false,
-                        _ => {
-                            return Err(invalid(format!(
-                                "direct={value}: choose one of direct=on, direct=off"
-                            )));
-                        }
-                    });
+                    return Err(invalid(format!("direct={value}: choose one of direct=on, direct=off")));
                 }
                 _ if kind == "memory" => {
                     return Err(invalid(format!(

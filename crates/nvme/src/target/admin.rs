@@ -56,10 +56,19 @@ fn done(result: u64) -> Result<Reply, Status> {
 
 fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
     let controller = context.controller;
-    if command.opcode == FABRICS {
-        return fabrics_command(&context, command);
-    }
     match command.opcode {
+        FABRICS => match command.nsid.get() as u8 {
+            fabrics::PROPERTY_GET | fabrics::PROPERTY_SET if context.queue != 0 => {
+                Err(Status::INVALID_FIELD.dnr())
+            }
+            fabrics::PROPERTY_GET => {
+                done(fabrics_commands::property_get(context.subsystem, controller, command)?)
+            }
+            fabrics::PROPERTY_SET => {
+                fabrics_commands::property_set(controller, command).map(Reply::Configured)
+            }
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        },
         admin::IDENTIFY => identify(&context, command),
         admin::GET_LOG_PAGE => get_log_page(&context, command),
         admin::SET_FEATURES => set_features(&context, command),
@@ -80,21 +89,6 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
                 // of the result says that nothing was aborted.
                 None => done(1),
             }
-        }
-        _ => Err(Status::INVALID_OPCODE.dnr()),
-    }
-}
-
-fn fabrics_command(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
-    match command.nsid.get() as u8 {
-        fabrics::PROPERTY_GET | fabrics::PROPERTY_SET if context.queue != 0 => {
-            Err(Status::INVALID_FIELD.dnr())
-        }
-        fabrics::PROPERTY_GET => {
-            done(fabrics_commands::property_get(context.subsystem, context.controller, command)?)
-        }
-        fabrics::PROPERTY_SET => {
-            fabrics_commands::property_set(context.controller, command).map(Reply::Configured)
         }
         _ => Err(Status::INVALID_OPCODE.dnr()),
     }
@@ -172,7 +166,7 @@ fn set_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
             if value & !(controller.notices() | health) != 0 {
                 return Err(Status::INVALID_FIELD.dnr());
             }
-            controller.configure_events(value);
+            controller.set_feature(id, None, value);
             done(0)
         }
         _ if controller.discovery => Err(Status::INVALID_FIELD.dnr()),
@@ -250,7 +244,7 @@ fn get_features(context: &Context<'_>, command: &Command) -> Result<Reply, Statu
     }
     match id {
         feature::KEEP_ALIVE_TIMER => done(controller.keep_alive_ms()),
-        feature::ASYNC_EVENT_CONFIGURATION => done(controller.event_configuration().into()),
+        feature::ASYNC_EVENT_CONFIGURATION => done(controller.feature(id, None).into()),
         _ if controller.discovery => Err(Status::INVALID_FIELD.dnr()),
         feature::NUMBER_OF_QUEUES => done(u64::from(controller.granted_io_queues() - 1) * 0x1_0001),
         feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => done(1),

@@ -8,7 +8,7 @@
 use super::error_log::ErrorLog;
 use super::inbox::{ConnectionId, Inbox, Message, Note};
 use crate::lock;
-use crate::wire::command::{async_event, cc, csts};
+use crate::wire::command::{async_event, cc, csts, feature};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -102,16 +102,13 @@ struct State {
     /// Earlier controllers of the host that have ended, but may still have commands in progress.
     predecessors: Vec<Arc<Controller>>,
     granted_io_queues: u16,
-    /// The value of the feature Asynchronous Event Configuration. With it the host selects the events to
-    /// report.
-    event_configuration: u32,
     /// True if an event waits to be reported.
     event_waits: bool,
     /// True if further events are masked until the host reads the log page.
     events_masked: bool,
     changed_namespaces: BTreeSet<u32>,
-    /// The values of features that have no effect on this target, such as the arbitration burst. A key is the
-    /// feature and the identifier of a namespace, or 0 for all namespaces.
+    /// The events that the host has selected to be reported (the feature Asynchronous Event Configuration), and the
+    /// values of features that have no effect on this target, such as the arbitration burst. A key is the feature and the identifier of a namespace, or 0 for all namespaces.
     features: BTreeMap<(u8, u32), u32>,
 }
 
@@ -390,16 +387,6 @@ impl Controller {
         features.insert((id, namespace.unwrap_or(0)), value);
     }
 
-    /// Returns the feature Asynchronous Event Configuration.
-    pub fn event_configuration(&self) -> u32 {
-        lock(&self.state).event_configuration
-    }
-
-    /// Sets the feature Asynchronous Event Configuration.
-    pub fn configure_events(&self, configuration: u32) {
-        lock(&self.state).event_configuration = configuration;
-    }
-
     /// Returns the kind of events that the controller reports, as a bit of Asynchronous Event Configuration.
     pub fn notices(&self) -> u32 {
         if self.discovery { async_event::DISCOVERY_NOTICES } else { async_event::NAMESPACE_NOTICES }
@@ -410,7 +397,8 @@ impl Controller {
     pub fn changed(&self, namespaces: &[u32]) {
         let mut state = lock(&self.state);
         state.changed_namespaces.extend(namespaces);
-        if state.event_configuration & self.notices() != 0 {
+        let selected = state.features.get(&(feature::ASYNC_EVENT_CONFIGURATION, 0));
+        if selected.is_some_and(|events| events & self.notices() != 0) {
             state.event_waits = true;
             Self::wake_admin(&state);
         }

@@ -52,6 +52,7 @@ pub struct Config {
 pub struct Target {
     subsystem: Arc<Subsystem>,
     workers: Vec<WorkerHandle>,
+    threads: Vec<JoinHandle<()>>,
     acceptor: Option<JoinHandle<()>>,
     /// The queue of jobs and the thread that runs them. A job is a slow part of an authentication. `None`
     /// unless hosts authenticate with a Diffie-Hellman group.
@@ -60,11 +61,11 @@ pub struct Target {
     failed: Arc<AtomicBool>,
 }
 
-#[derive(Debug)]
+/// How other threads reach a worker.
+#[derive(Clone, Debug)]
 struct WorkerHandle {
     inbox: Arc<Inbox>,
     load: Arc<WorkerLoad>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Target {
@@ -96,8 +97,15 @@ impl Target {
         let subsystem =
             Arc::new(Subsystem::new(Definition { nqn, namespaces, hosts, listeners: addresses, limits })?);
         let failed = Arc::new(AtomicBool::new(false));
-        let mut target =
-            Self { subsystem, workers: Vec::new(), acceptor: None, jobs: None, stop: Arc::default(), failed };
+        let mut target = Self {
+            subsystem,
+            workers: Vec::new(),
+            threads: Vec::new(),
+            acceptor: None,
+            jobs: None,
+            stop: Arc::default(),
+            failed,
+        };
         let jobs = match config.hosts {
             Hosts::Secrets { group, .. } if group != Group::Null => {
                 let (jobs, thread) = start_jobs().map_err(Error::no_thread)?;
@@ -143,8 +151,8 @@ impl Target {
             }
             failed.store(true, Relaxed);
         });
-        let thread = thread.map_err(Error::no_thread)?;
-        self.workers.push(WorkerHandle { inbox, load, thread: Some(thread) });
+        self.threads.push(thread.map_err(Error::no_thread)?);
+        self.workers.push(WorkerHandle { inbox, load });
         started.recv().unwrap_or_else(|_| Err(Error::invalid("worker thread", "it ended while it started")))
     }
 
@@ -153,7 +161,7 @@ impl Target {
             listeners,
             hosts: HostsFile::new(hosts),
             subsystem: self.subsystem.clone(),
-            workers: self.workers.iter().map(|worker| (worker.inbox.clone(), worker.load.clone())).collect(),
+            workers: self.workers.clone(),
             stop: self.stop.clone(),
             failed: self.failed.clone(),
             displaced: 0,
@@ -232,10 +240,8 @@ impl Target {
         for worker in &self.workers {
             worker.inbox.send(Message::Drain);
         }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                let _ = thread.join();
-            }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
         }
         if let Some((_, thread)) = self.jobs.take() {
             let _ = thread.join();

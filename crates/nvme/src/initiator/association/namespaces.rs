@@ -111,6 +111,14 @@ impl Association {
         Ok(done.buffer.expect("the command had a buffer"))
     }
 
+    /// Reads an Identify page that controllers may lack. Returns `None` if this one does.
+    fn optional_page(&mut self, cns: u8, nsid: u32) -> Result<Option<Buffer>> {
+        match self.identify_page(cns, nsid) {
+            Err(Error::Status { .. }) => Ok(None),
+            page => page.map(Some),
+        }
+    }
+
     /// Returns the identifiers of the active namespaces, in ascending order.
     ///
     /// # Errors
@@ -181,27 +189,15 @@ impl Association {
     /// Returns the most bytes of one Write Zeroes command: WZSL in Identify Controller of the NVM command set
     /// (NVM Command Set section 4.1.5). Returns `u64::MAX` if the controller reports no limit.
     fn max_write_zeroes(&mut self) -> Result<u64> {
-        match self.identify_page(cns::COMMAND_SET_CONTROLLER, 0) {
-            Ok(page) => Ok(match page.bytes()[1] {
-                0 => u64::MAX,
-                // WZSL is a power of two of pages. A page has 4096 bytes.
-                shift if shift < 52 => 4096 << shift,
-                _ => u64::MAX,
-            }),
-            // Controllers of NVMe 1.4 and older fail this Identify command, because they do not have its data
-            // page. They report no limit.
-            Err(Error::Status { .. }) => Ok(u64::MAX),
-            Err(error) => Err(error),
-        }
+        // Controllers of NVMe 1.4 and older do not have this page, and report no limit. WZSL is a power of two of pages of
+        // 4096 bytes.
+        let page = self.optional_page(cns::COMMAND_SET_CONTROLLER, 0)?;
+        let shift = page.map_or(0, |page| page.bytes()[1]);
+        Ok(if (1..52).contains(&shift) { 4096 << shift } else { u64::MAX })
     }
 
     fn identity(&mut self, nsid: u32, namespace: &IdentifyNamespace) -> Result<NamespaceIdentity> {
-        let page = match self.identify_page(cns::NAMESPACE_DESCRIPTORS, nsid) {
-            Ok(page) => Some(page),
-            // Controllers of NVMe 1.2 and older do not have the list of namespace descriptors.
-            Err(Error::Status { .. }) => None,
-            Err(error) => return Err(error),
-        };
+        let page = self.optional_page(cns::NAMESPACE_DESCRIPTORS, nsid)?;
         let mut identity = NamespaceIdentity {
             uuid: None,
             nguid: Some(namespace.nguid).filter(|id| *id != [0; 16]),

@@ -30,28 +30,24 @@ const LEAST_BYTES: usize = 4 << 10;
 /// sent.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Bytes to send. The lengths do not include bytes that were sent.
+/// Bytes to send, without those that were sent.
 #[derive(Debug)]
-enum Part {
-    /// The next bytes of the vector.
-    Bytes { length: usize },
-    /// Bytes of a buffer from `start` on. The buffer is given back when they are sent.
-    Buffer { buffer: Buffer, start: usize, length: usize },
-    /// Bytes of a namespace in memory.
-    Memory { namespace: u32, offset: u64, length: usize },
-    /// The last bytes of the copied rest of a page.
-    Rest { length: usize },
+struct Part {
+    length: usize,
+    data: Data,
 }
 
-impl Part {
-    fn length(&mut self) -> &mut usize {
-        match self {
-            Part::Bytes { length }
-            | Part::Buffer { length, .. }
-            | Part::Memory { length, .. }
-            | Part::Rest { length } => length,
-        }
-    }
+/// Where the bytes of a part are.
+#[derive(Debug)]
+enum Data {
+    /// They are the next bytes of the vector.
+    Bytes,
+    /// They are in a buffer, from `start` on. The buffer is given back when they are sent.
+    Buffer { buffer: Buffer, start: usize },
+    /// They are in a namespace in memory.
+    Memory { namespace: u32, offset: u64 },
+    /// They are the last bytes of the copied rest of a page.
+    Rest,
 }
 
 /// A connection's unsent bytes.
@@ -92,8 +88,8 @@ impl Output {
         self.end += written;
         self.total += written;
         match self.parts.back_mut() {
-            Some(Part::Bytes { length }) => *length += written,
-            _ => self.parts.push_back(Part::Bytes { length: written }),
+            Some(Part { length, data: Data::Bytes }) => *length += written,
+            _ => self.parts.push_back(Part { length: written, data: Data::Bytes }),
         }
     }
 
@@ -114,14 +110,14 @@ impl Output {
     pub fn append_buffer(&mut self, buffer: Buffer, length: usize) {
         assert!(length <= buffer.capacity(), "data within its buffer");
         self.total += length;
-        self.parts.push_back(Part::Buffer { buffer, start: 0, length });
+        self.parts.push_back(Part { length, data: Data::Buffer { buffer, start: 0 } });
     }
 
     /// Appends `length` bytes of a namespace in memory. They are read when they are sent.
     #[inline]
     pub fn append_memory(&mut self, namespace: u32, offset: u64, length: usize) {
         self.total += length;
-        self.parts.push_back(Part::Memory { namespace, offset, length });
+        self.parts.push_back(Part { length, data: Data::Memory { namespace, offset } });
     }
 
     /// Passes the next bytes to `call`, which sends some of them and returns their number, or a negative number.
@@ -156,33 +152,32 @@ impl Output {
         vectors.clear();
         let (mut total, mut at) = (0, self.start);
         let mut pinned: Option<&Memory> = None;
-        for part in &self.parts {
+        for Part { length, data } in &self.parts {
             if vectors.len() == MAX_PARTS || total >= ENOUGH_BYTES {
                 break;
             }
-            let (address, length, complete) = match part {
-                Part::Bytes { length } => {
+            let (address, count) = match data {
+                Data::Bytes => {
                     at += length;
-                    (self.bytes[at - length..].as_ptr(), *length, true)
+                    (self.bytes[at - length..].as_ptr(), *length)
                 }
-                Part::Rest { length } => (self.rest[self.rest.len() - length..].as_ptr(), *length, true),
-                Part::Buffer { buffer, start, length } => (buffer[*start..].as_ptr(), *length, true),
-                Part::Memory { namespace, offset, length } => {
+                Data::Rest => (self.rest[self.rest.len() - length..].as_ptr(), *length),
+                Data::Buffer { buffer, start } => (buffer[*start..].as_ptr(), *length),
+                Data::Memory { namespace, offset } => {
                     let memory = subsystem.memory(*namespace).expect("a namespace in memory");
                     if !std::ptr::eq(*pinned.get_or_insert(memory), memory) {
                         break;
                     }
                     // End at the end of a page, because a later call may find the next bytes changed.
                     let most = (*length).min(ENOUGH_BYTES - (offset % PAGE) as usize);
-                    let (address, count) = memory.pin(reader, *offset, most, vectors.is_empty());
-                    (address, count, count == *length)
+                    memory.pin(reader, *offset, most, vectors.is_empty())
                 }
             };
-            if length > 0 {
-                vectors.push(libc::iovec { iov_base: address.cast_mut().cast(), iov_len: length });
-                total += length;
+            if count > 0 {
+                vectors.push(libc::iovec { iov_base: address.cast_mut().cast(), iov_len: count });
+                total += count;
             }
-            if !complete {
+            if count < *length {
                 break;
             }
         }
@@ -195,34 +190,32 @@ impl Output {
         self.total -= bytes;
         while bytes > 0 {
             let part = self.parts.front_mut().expect("a part that is not sent");
-            let count = bytes.min(*part.length());
+            let count = bytes.min(part.length);
             bytes -= count;
-            *part.length() -= count;
-            let left = *part.length();
-            match part {
-                Part::Bytes { .. } => self.start += count,
-                Part::Buffer { start, .. } => *start += count,
-                Part::Rest { .. } => {}
-                Part::Memory { offset, length, .. } => {
+            part.length -= count;
+            match &mut part.data {
+                Data::Bytes => self.start += count,
+                Data::Buffer { start, .. } => *start += count,
+                Data::Rest => {}
+                Data::Memory { offset, .. } => {
                     *offset += count as u64;
-                    let rest = left.min((offset.next_multiple_of(PAGE) - *offset) as usize);
+                    let rest = part.length.min((offset.next_multiple_of(PAGE) - *offset) as usize);
                     if rest > 0 {
                         self.rest.resize(rest, 0);
                         let memory = pinned.expect("pinned memory");
                         // SAFETY: the whole page is pinned, because the kernel has taken a part of it.
                         unsafe { memory.copy_pinned(*offset, &mut self.rest) };
                         *offset += rest as u64;
-                        *length -= rest;
-                        let all = *length == 0;
-                        if all {
+                        part.length -= rest;
+                        if part.length == 0 {
                             self.parts.pop_front();
                         }
-                        self.parts.push_front(Part::Rest { length: rest });
+                        self.parts.push_front(Part { length: rest, data: Data::Rest });
                         continue;
                     }
                 }
             }
-            if left == 0 {
+            if part.length == 0 {
                 self.parts.pop_front();
             }
         }

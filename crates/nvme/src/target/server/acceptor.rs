@@ -1,7 +1,8 @@
 //! Accepts connections, and checks timers, sizes of namespaces and the file of hosts.
 
+use super::WorkerHandle;
 use super::hosts::HostsFile;
-use crate::target::inbox::{Inbox, Message};
+use crate::target::inbox::Message;
 use crate::target::subsystem::Subsystem;
 use crate::target::worker::WorkerLoad;
 use crate::{Error, Result};
@@ -34,7 +35,7 @@ pub(super) struct Acceptor {
     /// The file that lists the hosts. `None` if there is no such file.
     pub(super) hosts: Option<HostsFile>,
     pub(super) subsystem: Arc<Subsystem>,
-    pub(super) workers: Vec<(Arc<Inbox>, Arc<WorkerLoad>)>,
+    pub(super) workers: Vec<WorkerHandle>,
     pub(super) stop: Arc<AtomicBool>,
     /// True if a worker has failed.
     pub(super) failed: Arc<AtomicBool>,
@@ -147,8 +148,8 @@ impl Acceptor {
             return;
         }
         set_options(&stream);
-        let least = self.workers.iter().min_by_key(|(_, load)| load.rank());
-        let Some((inbox, load)) = least else { return };
+        let least = self.workers.iter().min_by_key(|worker| worker.load.rank());
+        let Some(WorkerHandle { inbox, load }) = least else { return };
         load.connections.fetch_add(1, Relaxed);
         load.half_open.fetch_add(1, Relaxed);
         let ticket = self.subsystem.half_open.add(peer.ip());
@@ -158,8 +159,9 @@ impl Acceptor {
     /// Returns true if the target may accept one more connection. At the limit of connections, this displaces
     /// a half-open connection and waits until a connection has ended.
     fn has_room(&self) -> bool {
-        let sum =
-            |count: fn(&WorkerLoad) -> usize| self.workers.iter().map(|(_, load)| count(load)).sum::<usize>();
+        let sum = |count: fn(&WorkerLoad) -> usize| {
+            self.workers.iter().map(|worker| count(&worker.load)).sum::<usize>()
+        };
         let start = Instant::now();
         loop {
             // Read `half_open` before `connections`. When a half-open connection ends, its worker updates
