@@ -41,26 +41,19 @@ pub(super) struct Export<'a> {
 
 impl Export<'_> {
     fn flags(&self) -> u16 {
-        let mut flags = export::HAS_FLAGS | export::FLUSH | export::FUA | export::MULTI_CONN;
-        if self.namespace.read_only {
-            flags |= export::READ_ONLY;
-        } else {
-            if self.namespace.deallocate {
-                flags |= export::TRIM;
-            }
-            if self.namespace.write_zeroes {
-                flags |= export::WRITE_ZEROES;
-            }
-        }
-        flags
+        let NamespaceInfo { read_only, deallocate, write_zeroes, .. } = *self.namespace;
+        let optional = [
+            (read_only, export::READ_ONLY),
+            (!read_only && deallocate, export::TRIM),
+            (!read_only && write_zeroes, export::WRITE_ZEROES),
+        ];
+        let always = export::HAS_FLAGS | export::FLUSH | export::FUA | export::MULTI_CONN;
+        optional.iter().filter(|(on, _)| *on).fold(always, |flags, (_, flag)| flags | flag)
     }
 
     /// Returns the size of the export and its transmission flags in the form that answers contain.
-    fn size_and_flags(&self) -> [u8; 10] {
-        let mut bytes = [0; 10];
-        bytes[..8].copy_from_slice(&self.namespace.bytes().to_be_bytes());
-        bytes[8..].copy_from_slice(&self.flags().to_be_bytes());
-        bytes
+    fn size_and_flags(&self) -> Vec<u8> {
+        [&self.namespace.bytes().to_be_bytes()[..], &self.flags().to_be_bytes()].concat()
     }
 
     fn is_named(&self, name: &[u8]) -> bool {
@@ -73,11 +66,8 @@ impl Export<'_> {
 /// # Errors
 /// If the client violates the protocol, or the connection fails.
 pub(super) fn negotiate<S: Read + Write>(stream: &mut S, export: &Export<'_>) -> io::Result<bool> {
-    let mut hello = [0; 18];
-    hello[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
-    hello[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
-    hello[16..].copy_from_slice(&(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes());
-    stream.write_all(&hello)?;
+    let (magics, flags) = ([INIT_MAGIC, OPTION_MAGIC].map(u64::to_be_bytes), FIXED_NEWSTYLE | NO_ZEROES);
+    stream.write_all(&[&magics.concat()[..], &flags.to_be_bytes()].concat())?;
     let client_flags = u32::from_be_bytes(take(stream)?);
     if client_flags & !u32::from(FIXED_NEWSTYLE | NO_ZEROES) != 0 {
         return Err(violation("unknown client flags"));
@@ -112,9 +102,8 @@ pub(super) fn negotiate<S: Read + Write>(stream: &mut S, export: &Export<'_>) ->
             }
             option::LIST if !data.is_empty() => answer(stream, option, answer::INVALID, &[])?,
             option::LIST => {
-                let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
-                entry.extend_from_slice(export.name.as_bytes());
-                answer(stream, option, answer::SERVER, &entry)?;
+                let length = (export.name.len() as u32).to_be_bytes();
+                answer(stream, option, answer::SERVER, &[&length, export.name.as_bytes()].concat())?;
                 answer(stream, option, answer::ACK, &[])?;
             }
             option::INFO | option::GO => {
@@ -126,14 +115,11 @@ pub(super) fn negotiate<S: Read + Write>(stream: &mut S, export: &Export<'_>) ->
                     answer(stream, option, answer::UNKNOWN, &[])?;
                     continue;
                 }
-                let mut info = INFO_EXPORT.to_be_bytes().to_vec();
-                info.extend_from_slice(&export.size_and_flags());
+                let info = [&INFO_EXPORT.to_be_bytes()[..], &export.size_and_flags()].concat();
                 answer(stream, option, answer::INFO, &info)?;
                 let preferred = export.namespace.block_bytes.max(4096);
-                let mut info = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
-                for size in [1, preferred, MAX_DATA.max(preferred)] {
-                    info.extend_from_slice(&size.to_be_bytes());
-                }
+                let sizes = [1, preferred, MAX_DATA.max(preferred)].map(u32::to_be_bytes).concat();
+                let info = [&INFO_BLOCK_SIZE.to_be_bytes()[..], &sizes].concat();
                 answer(stream, option, answer::INFO, &info)?;
                 answer(stream, option, answer::ACK, &[])?;
                 if option == option::GO {
@@ -154,12 +140,8 @@ fn name_of(data: &[u8]) -> Option<&[u8]> {
 }
 
 fn answer<S: Write>(stream: &mut S, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
-    let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
-    for word in [option, kind, data.len() as u32] {
-        bytes.extend_from_slice(&word.to_be_bytes());
-    }
-    bytes.extend_from_slice(data);
-    stream.write_all(&bytes)
+    let words = [option, kind, data.len() as u32].map(u32::to_be_bytes).concat();
+    stream.write_all(&[&OPTION_REPLY_MAGIC.to_be_bytes()[..], &words, data].concat())
 }
 
 fn take<const N: usize, S: Read>(stream: &mut S) -> io::Result<[u8; N]> {

@@ -12,7 +12,6 @@ use inlane_core::access::Access;
 use inlane_core::units;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The size of a cache line in bytes.
 const LINE: usize = 64;
@@ -68,16 +67,6 @@ impl Memory {
         assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "a range beyond the memory");
         // SAFETY: the offset lies within the mapping, as checked above.
         unsafe { self.start.as_ptr().add(offset as usize) }
-    }
-
-    /// Returns the `length` bytes from byte `offset` on as words of 8 bytes. `offset` and `length` must be
-    /// multiples of 8.
-    #[inline]
-    fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
-        assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
-        // SAFETY: the range is aligned and within the mapping. This process accesses the memory only by
-        // atomic operations and by assembly.
-        unsafe { std::slice::from_raw_parts(self.at(offset, length as u64).cast(), length / 8) }
     }
 
     /// Fills `to` with the bytes that start at `offset`.
@@ -173,22 +162,20 @@ impl Memory {
     /// Returns true if the bytes that start at `offset` equal `expected`.
     ///
     /// # Panics
-    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
+    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 64.
     pub fn equals(&self, offset: u64, expected: &[u8]) -> bool {
+        let mut found = [0; PAGE as usize];
         pieces(offset, expected.len()).all(|(at, range)| {
-            let expected = &expected[range];
-            let words = self.words(at, expected.len());
-            self.locks.read(at / PAGE, || {
-                let mut pairs = words.iter().zip(expected.chunks_exact(8));
-                pairs.all(|(word, bytes)| word.load(Relaxed).to_ne_bytes() == bytes)
-            })
+            let found = &mut found[..range.len()];
+            self.read(at, found);
+            *found == expected[range]
         })
     }
 
     /// Zeroes the `length` bytes that start at `offset`. Gives whole pages back to the kernel.
     ///
     /// # Panics
-    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 8.
+    /// If the range ends beyond the memory, or if the offset or the length is not a multiple of 64.
     pub fn zero(&self, offset: u64, length: u64) {
         let (end, first, last) = (offset + length, offset.div_ceil(PAGE), (offset + length) / PAGE);
         if first >= last {
@@ -207,8 +194,7 @@ impl Memory {
     /// Stores zeros from `offset` to `end`.
     fn clear(&self, offset: u64, end: u64) {
         for (at, range) in pieces(offset, (end - offset) as usize) {
-            let _locked = self.locks.lock(at / PAGE..at / PAGE + 1);
-            self.words(at, range.len()).iter().for_each(|word| word.store(0, Relaxed));
+            self.write(at, &[0; PAGE as usize][..range.len()]);
         }
     }
 

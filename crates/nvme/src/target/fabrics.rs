@@ -13,25 +13,37 @@ use zerocopy::FromBytes;
 /// The version of the specification that controllers report: 1.4.
 pub const VERSION: u32 = 0x0001_0400;
 
-/// The offsets of fields of the Connect command. A refusal names the invalid field by its offset.
-mod field {
-    pub const QUEUE: u16 = 42;
-    pub const ENTRIES: u16 = 44;
+/// Dword 0 of the completion of a Connect whose field is wrong.
+mod wrong {
+    use super::*;
+
+    pub const QUEUE: u32 = connect_error(false, 42);
+    pub const ENTRIES: u32 = connect_error(false, 44);
+    pub const CONTROLLER: u32 = connect_error(true, offset_of!(ConnectData, controller));
+    pub const SUBSYSTEM: u32 = connect_error(true, offset_of!(ConnectData, subsystem_nqn));
+    pub const HOST: u32 = connect_error(true, offset_of!(ConnectData, host_nqn));
 }
 
-/// A queue that a host has connected.
+/// The queue that a connection carries.
 #[derive(Debug)]
-pub struct Connected {
+pub struct Queue {
     /// The controller to which the queue belongs.
     pub controller: Arc<Controller>,
-    /// The queue identifier; 0 is the admin queue.
-    pub queue: u16,
+    /// The identifier of the queue; 0 for the admin queue.
+    pub id: u16,
     /// The number of entries.
     pub entries: u16,
-    /// True if submission queue flow control is in use: completions then report the head of the submission
-    /// queue (SQHD).
+    /// SQHD: the number of received commands, modulo the number of entries.
+    pub head: u16,
+    /// False if the host disabled flow control. SQHD is then FFFFh, and successful reads need no completion.
     pub flow_control: bool,
-    /// The authentication that the host must complete first. `None` if the host need not authenticate itself.
+    /// The identifiers of Asynchronous Event Requests that wait for an event.
+    pub held: Vec<u16>,
+    /// True if the host has authenticated itself or need not. If false, only authentication commands are
+    /// accepted. An I/O queue belongs to the controller's queues only if this is true.
+    pub usable: bool,
+    /// The authentication of the host. `None` if the host need not authenticate itself, or while a job
+    /// computes.
     pub authentication: Option<Box<ControllerSide>>,
 }
 
@@ -46,9 +58,8 @@ pub fn connect(
     address: IpAddr,
     command: &Command,
     data: &[u8],
-) -> Result<Connected, (Status, u32)> {
-    let invalid =
-        |in_data, offset| (Status::CONNECT_INVALID_PARAMETERS.dnr(), connect_error(in_data, offset));
+) -> Result<Queue, (Status, u32)> {
+    let invalid = |field: u32| (Status::CONNECT_INVALID_PARAMETERS.dnr(), field);
     let Ok(data) = ConnectData::ref_from_bytes(data) else {
         return Err((Status::INVALID_SGL_LENGTH.dnr(), 0));
     };
@@ -59,17 +70,14 @@ pub fn connect(
         return Err((Status::CONNECT_INCOMPATIBLE_FORMAT.dnr(), 0));
     }
     if last_entry == 0 || last_entry >= subsystem.limits.queue_entries {
-        return Err(invalid(false, field::ENTRIES));
+        return Err(invalid(wrong::ENTRIES));
     }
     let entries = last_entry + 1;
-    let host_offset = offset_of!(ConnectData, host_nqn) as u16;
-    let subsystem_offset = offset_of!(ConnectData, subsystem_nqn) as u16;
-    let controller_offset = offset_of!(ConnectData, controller) as u16;
-    let host_nqn = nqn::in_field(&data.host_nqn).ok_or(invalid(true, host_offset))?;
-    let subsystem_nqn = nqn::in_field(&data.subsystem_nqn).ok_or(invalid(true, subsystem_offset))?;
+    let host_nqn = nqn::in_field(&data.host_nqn).ok_or(invalid(wrong::HOST))?;
+    let subsystem_nqn = nqn::in_field(&data.subsystem_nqn).ok_or(invalid(wrong::SUBSYSTEM))?;
     let discovery = subsystem_nqn == nqn::DISCOVERY;
     if !discovery && subsystem_nqn != subsystem.nqn {
-        return Err(invalid(true, subsystem_offset));
+        return Err(invalid(wrong::SUBSYSTEM));
     }
     // Refuse hosts that are not allowed to connect. Let every host use the discovery service, because it
     // lists only the addresses that the host may use.
@@ -87,7 +95,7 @@ pub fn connect(
     let id = data.controller.get();
     let controller = if queue == 0 {
         if id != connect::ANY_CONTROLLER {
-            return Err(invalid(true, controller_offset));
+            return Err(invalid(wrong::CONTROLLER));
         }
         let keep_alive_ms = command.cdw12.get().into();
         let created = subsystem.create_controller(host, address, discovery, trusted, keep_alive_ms);
@@ -96,9 +104,9 @@ pub fn connect(
         // Do not compare the host identifiers. Linux's target does not, and some hosts send a new one with each queue.
         let controller = subsystem.controller(id);
         let controller = controller.filter(|it| it.host.nqn == host.nqn && it.discovery == discovery);
-        let controller = controller.ok_or(invalid(true, controller_offset))?;
+        let controller = controller.ok_or(invalid(wrong::CONTROLLER))?;
         if queue > controller.granted_io_queues() {
-            return Err(invalid(false, field::QUEUE));
+            return Err(invalid(wrong::QUEUE));
         }
         if !controller.is_ready() {
             return Err((Status::SEQUENCE_ERROR.dnr(), 0));
@@ -111,19 +119,29 @@ pub fn connect(
     if !free {
         return Err((Status::SEQUENCE_ERROR.dnr(), 0));
     }
-    Ok(Connected { controller, queue, entries, flow_control, authentication })
+    Ok(Queue {
+        controller,
+        id: queue,
+        entries,
+        // The head counts the Connect command, too.
+        head: 1 % entries,
+        flow_control,
+        held: Vec::new(),
+        usable: authentication.is_none(),
+        authentication,
+    })
 }
 
 /// Returns the name of the field that dword 0 of a refused Connect points at.
 pub fn connect_field(dword: u32) -> Option<&'static str> {
-    let fields = [
-        (connect_error(false, field::QUEUE), "queue identifier (QID)"),
-        (connect_error(false, field::ENTRIES), "queue size (SQSIZE)"),
-        (connect_error(true, offset_of!(ConnectData, controller) as u16), "controller identifier (CNTLID)"),
-        (connect_error(true, offset_of!(ConnectData, subsystem_nqn) as u16), "subsystem NQN (SUBNQN)"),
-        (connect_error(true, offset_of!(ConnectData, host_nqn) as u16), "host NQN (HOSTNQN)"),
-    ];
-    fields.iter().find(|(error, _)| *error == dword).map(|(_, name)| *name)
+    Some(match dword {
+        wrong::QUEUE => "queue identifier (QID)",
+        wrong::ENTRIES => "queue size (SQSIZE)",
+        wrong::CONTROLLER => "controller identifier (CNTLID)",
+        wrong::SUBSYSTEM => "subsystem NQN (SUBNQN)",
+        wrong::HOST => "host NQN (HOSTNQN)",
+        _ => return None,
+    })
 }
 
 /// Returns the value of the property that `command` names.

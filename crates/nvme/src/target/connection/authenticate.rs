@@ -71,8 +71,7 @@ impl TargetConnection {
             return self.finish(slot, Status::INVALID_FIELD.dnr(), 0);
         }
         if command.nsid.get() as u8 == fabrics::AUTHENTICATION_SEND {
-            let data = entry.buffer.as_deref().and_then(|data| data.get(..entry.expected as usize));
-            let message = data.unwrap_or_default();
+            let message = entry.data();
             if side.is_idle() && !renew(side, &self.setup.subsystem) {
                 side.refuse(message);
             } else if side.is_slow(message) {

@@ -4,7 +4,7 @@
 use super::authenticate::is_authentication;
 use super::receive::Receiving;
 use super::slot::Stage;
-use super::{LARGE_BYTES, Queue, Setup, TargetConnection};
+use super::{LARGE_BYTES, Setup, TargetConnection};
 use crate::namespace::Storage;
 use crate::target::admin::{self, Reply};
 use crate::target::buffer::Buffer;
@@ -272,8 +272,7 @@ impl TargetConnection {
     fn execute_admin(&mut self, slot: u16) {
         let entry = self.slots.get(slot);
         let (command, cid) = (entry.command, entry.command.cid.get());
-        let data =
-            entry.buffer.as_deref().and_then(|data| data.get(..entry.expected as usize)).unwrap_or_default();
+        let data = entry.data();
         if command.opcode == FABRICS && command.nsid.get() as u8 == fabrics::CONNECT {
             let result = match &self.queue {
                 Some(_) => Err((Status::SEQUENCE_ERROR.dnr(), 0)),
@@ -293,13 +292,13 @@ impl TargetConnection {
                     ));
                     self.finish(slot, status, dword.into());
                 }
-                Ok(connected) => {
-                    let mut result = u32::from(connected.controller.id);
-                    if connected.authentication.is_some() {
+                Ok(queue) => {
+                    let mut result = u32::from(queue.controller.id);
+                    if !queue.usable {
                         result |= connect::AUTHENTICATION_REQUIRED;
                     }
-                    self.setup.share.join(connected.controller.id);
-                    let queue = self.queue.insert(Queue::new(connected));
+                    self.setup.share.join(queue.controller.id);
+                    let queue = self.queue.insert(queue);
                     if queue.usable && queue.id != 0 {
                         self.open_queue = Some(OpenQueue(queue.controller.clone()));
                     }

@@ -36,13 +36,13 @@ mod tests;
 pub use authenticate::AuthenticationJob;
 
 use super::buffer::Share;
-use super::controller::{Controller, OpenQueue, Reach};
+use super::controller::{OpenQueue, Reach};
+use super::fabrics::Queue;
 use super::half_open::Step;
 use super::io::Tally;
 use super::network::network;
 use super::storage::{Call, Next};
 use super::subsystem::Subsystem;
-use crate::authentication::ControllerSide;
 use crate::input::Input;
 use crate::namespace::Storage;
 use crate::wire::command::Status;
@@ -99,27 +99,6 @@ pub enum End {
     Unauthenticated,
 }
 
-/// The queue that a connection carries.
-#[derive(Debug)]
-struct Queue {
-    controller: Arc<Controller>,
-    /// The identifier of the queue; 0 for the admin queue.
-    id: u16,
-    entries: u16,
-    /// SQHD: the number of received commands, modulo the number of the queue's entries.
-    head: u16,
-    /// False if the host disabled flow control. SQHD is then FFFFh, and successful reads need no completion.
-    flow_control: bool,
-    /// The identifiers of Asynchronous Event Requests that wait for an event.
-    held: Vec<u16>,
-    /// True if the host has authenticated itself or need not. If false, only authentication commands are
-    /// accepted. An I/O queue belongs to the controller's queues only if this is true.
-    usable: bool,
-    /// The authentication of the host. `None` if the host need not authenticate itself, or while a job
-    /// computes.
-    authentication: Option<Box<ControllerSide>>,
-}
-
 /// The memory into which the next bytes of the socket are received, as [`TargetConnection::spaces`] last returned
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +129,7 @@ pub struct TargetConnection {
     awaited_large: u32,
     /// The number of bytes that the host has sent because of R2Ts.
     delivered: u64,
+    /// The queue that the connection carries. `None` until the host has connected one.
     queue: Option<Queue>,
     slots: Slots,
     output: Output,

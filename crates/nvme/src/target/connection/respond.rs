@@ -1,8 +1,8 @@
 //! Sends responses to the host: the data of reads, and completions.
 
-use super::{Queue, TargetConnection};
+use super::TargetConnection;
 use crate::namespace::Memory;
-use crate::target::fabrics::Connected;
+use crate::target::fabrics::Queue;
 use crate::target::io::IoRequest;
 use crate::wire::command::{Command, Completion, Status, io};
 use crate::wire::pdu::{Kind, MAX_HEADER, Pdu, RunningDigest, data_flags, digest, encode};
@@ -21,13 +21,6 @@ const PREFETCHED_BYTES: usize = 1 << 10;
 const DIGEST_BLOCK_BYTES: usize = 16 << 10;
 
 impl Queue {
-    pub(super) fn new(connected: Connected) -> Self {
-        let Connected { controller, queue, entries, flow_control, authentication } = connected;
-        // The head of the queue (SQHD) starts at 1, because it counts the Connect command, too.
-        let (head, usable) = (1 % entries, authentication.is_none());
-        Self { controller, id: queue, entries, head, flow_control, held: Vec::new(), usable, authentication }
-    }
-
     /// Advances the head of the submission queue (SQHD) by one command, modulo the number of entries.
     #[inline]
     pub(super) fn advance(&mut self) {

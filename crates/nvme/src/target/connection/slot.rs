@@ -63,6 +63,11 @@ impl Slot {
     pub fn namespace(&self) -> u32 {
         self.request.as_ref().expect("an I/O command").namespace
     }
+
+    /// Returns the data that the host has sent for an admin or authentication command.
+    pub fn data(&self) -> &[u8] {
+        self.buffer.as_deref().and_then(|data| data.get(..self.expected as usize)).unwrap_or_default()
+    }
 }
 
 /// The slots of a connection. Their number grows with the commands that the host keeps in flight.

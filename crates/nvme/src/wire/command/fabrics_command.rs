@@ -99,8 +99,8 @@ pub mod connect {
 
 /// Returns dword 0 of the completion of a refused Connect (Base section 6.3): the invalid parameter's
 /// offset, in the Connect's data if `in_data` is set, else in the command.
-pub fn connect_error(in_data: bool, offset: u16) -> u32 {
-    u32::from(offset) | u32::from(in_data) << 16
+pub const fn connect_error(in_data: bool, offset: usize) -> u32 {
+    offset as u32 | (in_data as u32) << 16
 }
 
 wire! {
