@@ -3,7 +3,7 @@
 use super::{Credentials, Secret};
 use crate::field::SECRETS_FILE;
 use crate::wire::nqn as names;
-use crate::{Error, Result, text_file};
+use crate::{Result, text_file};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -49,11 +49,9 @@ impl SecretsFile {
                 return Err(at("it starts with a secret; write the host's NQN before it".into()));
             }
             names::check(nqn).map_err(|error| at(error.to_string()))?;
-            let mut secret = |whose: &str| match words.next().map(str::parse::<Secret>) {
-                Some(Err(Error::Invalid { why, .. })) => Err(at(format!("the {whose}'s secret: {why}"))),
-                Some(Err(error)) => Err(at(error.to_string())),
-                Some(Ok(secret)) => Ok(Some(secret)),
-                None => Ok(None),
+            let mut secret = |whose: &str| {
+                let secret = words.next().map(str::parse::<Secret>).transpose();
+                secret.map_err(|why| at(format!("the {whose}'s secret: {why}")))
             };
             let host = secret("host")?;
             let host = host.ok_or_else(|| at("the host's secret is missing after its NQN".into()))?;

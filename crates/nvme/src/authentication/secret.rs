@@ -1,7 +1,7 @@
 //! The secrets of hosts and targets, in the representation that nvme-cli and Linux use.
 
 use super::Hash;
-use crate::{Error, Result, random};
+use crate::random;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use crc_fast::{CrcAlgorithm, checksum};
@@ -53,15 +53,11 @@ impl Secret {
 }
 
 impl FromStr for Secret {
-    type Err = Error;
+    type Err = String;
 
-    /// Parses the representation. Errors do not contain the text, because it may be a secret with a typing
-    /// error.
-    fn from_str(text: &str) -> Result<Self> {
-        let invalid = |why: &str| {
-            let makers = "'inlane nvme gen-dhchap-key' and 'nvme gen-dhchap-key' make secrets";
-            Error::invalid("secret", format!("{why}; {makers}"))
-        };
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid =
+            |why| format!("{why}; 'inlane nvme gen-dhchap-key' and 'nvme gen-dhchap-key' make secrets");
         let rest = text.strip_prefix("DHHC-1:").ok_or_else(|| invalid("it does not start with DHHC-1:"))?;
         let (transform, rest) = rest.split_once(':').ok_or_else(|| invalid("its second ':' is missing"))?;
         let transform = match transform {

@@ -4,6 +4,7 @@
 use super::connection::{Failure, HostConnection};
 use crate::wire::pdu::Digests;
 use crate::{Error, Result};
+use inlane_core::units;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recvmsg, sendmsg};
@@ -131,14 +132,9 @@ impl Queue {
             self.send()?;
         }
         use rustix::io::Errno;
-        let sleep = wait && !self.connection.has_output();
-        let received = match sleep && self.spin.is_zero() {
-            true => self.receive(RecvFlags::empty()),
+        let received = match wait && !self.connection.has_output() {
+            true => self.poll_then_sleep(),
             false => self.receive(RecvFlags::DONTWAIT),
-        };
-        let received = match received {
-            Err(Errno::AGAIN) if sleep && !self.spin.is_zero() => self.poll_then_sleep(),
-            received => received,
         };
         match received {
             Ok(bytes) if bytes > 0 => {
@@ -175,8 +171,8 @@ impl Queue {
 
     /// Polls the socket for up to `spin`, then sleeps for up to 50 ms. Returns when bytes arrive.
     fn poll_then_sleep(&mut self) -> rustix::io::Result<usize> {
-        let start = Instant::now();
-        while start.elapsed() < self.spin {
+        let until = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
+        while until.is_some_and(|until| Instant::now() < until) {
             match self.receive(RecvFlags::DONTWAIT) {
                 Err(rustix::io::Errno::AGAIN) => std::hint::spin_loop(),
                 received => return received,
@@ -231,10 +227,9 @@ impl Queue {
     }
 
     fn ended(&self, why: &str, source: Option<std::io::Error>) -> Error {
-        let lost = match self.connection.awaited() {
+        let lost = match self.connection.awaited() as u64 {
             0 => String::new(),
-            1 => " with 1 command in flight".into(),
-            n => format!(" with {n} commands in flight"),
+            count => format!(" with {} in flight", units::counted(count, "command")),
         };
         Error::Disconnected { peer: self.peer.clone(), why: format!("{why}{lost}"), source }
     }

@@ -123,9 +123,7 @@ impl PageLocks {
         let _locked = self.lock(page..page + 1);
         read()
     }
-}
 
-impl PageLocks {
     /// Pins pages for the reader with this number, so that no writer changes them. Stops at a page that a writer
     /// changes, and returns the number of that page, or the end of `pages`.
     ///

@@ -54,15 +54,6 @@ impl Call {
     }
 }
 
-/// What follows a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// A further call.
-    Call,
-    /// The operation has ended with this status.
-    Done(Status),
-}
-
 /// The mode of `fallocate` that zeroes a range and keeps its blocks allocated.
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 /// The mode of `fallocate` that deallocates the blocks of a range. They then read as zero.
@@ -141,8 +132,9 @@ impl OngoingOperation {
         }
     }
 
-    /// Processes the result of a call: the number of bytes, or a negative error number.
-    pub fn returned(&mut self, result: i32, namespace: &Namespace) -> Next {
+    /// Processes the result of a call: the number of bytes, or a negative error number. Returns the status of the operation
+    /// if it has ended, or `None` if a further call follows.
+    pub fn returned(&mut self, result: i32, namespace: &Namespace) -> Option<Status> {
         let operation = self.request.operation;
         if result < 0 {
             return self.failed(-result, namespace);
@@ -150,13 +142,13 @@ impl OngoingOperation {
         if self.syncing {
             // An earlier flush may have failed while this one waited. The kernel does not report its loss again.
             let lost = namespace.flush_failed();
-            return Next::Done(if lost { Status::WRITE_FAULT.dnr() } else { Status::SUCCESS });
+            return Some(if lost { Status::WRITE_FAULT.dnr() } else { Status::SUCCESS });
         }
         match operation {
             Operation::Read | Operation::Compare | Operation::Write { .. } => {
                 if result == 0 {
                     // Complete with an error, because the file was truncated after the range was checked.
-                    return Next::Done(Status::LBA_OUT_OF_RANGE.dnr());
+                    return Some(Status::LBA_OUT_OF_RANGE.dnr());
                 }
                 self.done += result as u64;
             }
@@ -165,16 +157,12 @@ impl OngoingOperation {
             }
             Operation::Deallocate { .. } => {
                 self.ranges.pop();
-                return if self.ranges.is_empty() { Next::Done(Status::SUCCESS) } else { Next::Call };
+                return if self.ranges.is_empty() { Some(Status::SUCCESS) } else { None };
             }
             Operation::Flush => {}
         }
         self.syncing = self.done >= self.request.length && self.needs_sync();
-        if self.done >= self.request.length && !self.syncing {
-            Next::Done(Status::SUCCESS)
-        } else {
-            Next::Call
-        }
+        if self.done >= self.request.length && !self.syncing { Some(Status::SUCCESS) } else { None }
     }
 
     /// Returns true if `fdatasync` must follow the operation. A durable write through the page cache needs it: of
@@ -187,10 +175,10 @@ impl OngoingOperation {
         }
     }
 
-    fn failed(&mut self, error: i32, namespace: &Namespace) -> Next {
+    fn failed(&mut self, error: i32, namespace: &Namespace) -> Option<Status> {
         let operation = self.request.operation;
         if matches!(error, libc::EINTR | libc::EAGAIN) {
-            return Next::Call;
+            return None;
         }
         // A full disk refuses a durable write before it takes any data. Everything else that fails may have lost data.
         let is_full = matches!(error, libc::ENOSPC | libc::EDQUOT | libc::EFBIG);
@@ -203,20 +191,20 @@ impl OngoingOperation {
                     std::io::Error::from_raw_os_error(error)
                 );
             }
-            return Next::Done(Status::WRITE_FAULT.dnr());
+            return Some(Status::WRITE_FAULT.dnr());
         }
         if error == libc::EOPNOTSUPP {
             match (operation, self.zero) {
                 // Deallocation is a hint.
-                (Operation::Deallocate { .. }, _) => return Next::Done(Status::SUCCESS),
+                (Operation::Deallocate { .. }, _) => return Some(Status::SUCCESS),
                 (Operation::Zero { deallocate, .. }, Some(mode)) => {
                     self.zero = (mode == ZERO_RANGE && !deallocate).then_some(PUNCH_HOLE);
-                    return Next::Call;
+                    return None;
                 }
                 _ => {}
             }
         }
-        Next::Done(match (error, operation) {
+        Some(match (error, operation) {
             _ if is_full => Status::CAPACITY_EXCEEDED.dnr(),
             (libc::EROFS | libc::EPERM | libc::EBADF, _) => Status::WRITE_PROTECTED.dnr(),
             (libc::ENODEV | libc::ENXIO, _) => Status::NAMESPACE_NOT_READY.dnr(),

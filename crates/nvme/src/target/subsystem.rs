@@ -10,7 +10,7 @@ use super::network::network;
 use crate::authentication::{Credentials, Group, Hash};
 use crate::namespace::{Memory, Namespace, Storage, stable_uuid};
 use crate::wire::nqn;
-use crate::{Error, Result, lock};
+use crate::{Result, lock};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -399,36 +399,41 @@ impl Subsystem {
         lock(&self.controllers).end(controller);
     }
 
-    /// Ends the controllers whose keep-alive timer has expired. Returns them.
-    pub fn end_expired(&self) -> Vec<Arc<Controller>> {
+    /// Ends the controllers whose keep-alive timer has expired. Returns their number.
+    pub fn end_expired(&self) -> usize {
         let now = self.now_ms();
         let expired: Vec<_> =
             lock(&self.controllers).alive.values().filter(|it| it.is_expired(now)).cloned().collect();
         for controller in &expired {
             self.counters.expired.fetch_add(1, Relaxed);
             self.end(controller);
+            let host = &controller.host.nqn;
+            self.warn(format_args!("{host}: the keep-alive timer expired; its controller ends"));
         }
-        expired
+        expired.len()
     }
 
-    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of
-    /// the changed namespaces. Also returns the first error if the size of a namespace could not be read.
-    /// After an error, the remaining namespaces are still checked.
-    pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
-        let (mut changed, mut failure) = (Vec::new(), None);
+    /// Reads the sizes of the namespaces again, and tells the hosts which ones have changed.
+    ///
+    /// # Errors
+    /// The first namespace whose size cannot be read. The others are up to date.
+    pub fn refresh(&self) -> Result<()> {
+        let (mut changed, mut result) = (Vec::new(), Ok(()));
         for namespace in &self.namespaces {
             match namespace.refresh() {
-                Ok(true) => changed.push(namespace.id),
+                Ok(true) => {
+                    let (id, name, bytes) = (namespace.id, &namespace.name, namespace.bytes());
+                    tracing::info!("namespace {id}: {name} now has {bytes} bytes");
+                    changed.push(id);
+                }
                 Ok(false) => {}
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) => result = result.and(Err(error)),
             }
         }
         if !changed.is_empty() {
             let controllers: Vec<_> = lock(&self.controllers).alive.values().cloned().collect();
-            for controller in controllers.iter().filter(|it| !it.discovery) {
-                controller.changed(&changed);
-            }
+            controllers.iter().filter(|it| !it.discovery).for_each(|it| it.changed(&changed));
         }
-        (changed, failure)
+        result
     }
 }

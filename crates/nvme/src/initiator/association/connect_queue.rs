@@ -28,27 +28,22 @@ pub(super) fn connect_queue(
         return Ok(dw0 as u16);
     }
     let peer = queue.peer();
-    let hint = match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
+    match (Status(status.0 & 0x7FF), dw0 >> 16 & 1, dw0 & 0xFFFF) {
         (Status::CONNECT_INVALID_PARAMETERS, 1, 256) => {
-            let what = format!("subsystem {subsystem}");
             let why = format!(
                 "{peer} does not have it ({status}); 'inlane nvme discover {peer}' lists those that it has"
             );
-            return Err(Error::invalid(what, why));
+            Err(Error::invalid(format!("subsystem {subsystem}"), why))
         }
         (Status::CONNECT_INVALID_HOST, ..) | (Status::CONNECT_INVALID_PARAMETERS, 1, 512) => {
-            format!(
-                "; the target does not allow this host: add its NQN there, or give another with {HOST_NQN}"
-            )
-        }
-        _ => String::new(),
-    };
-    match hint.as_str() {
-        "" => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
-        _ => {
-            let why = format!("connecting to {subsystem} as {}: {status}{hint}", host.nqn);
+            let why = format!(
+                "connecting to {subsystem} as {}: {status}; the target does not allow this host: add its NQN there, or \
+                 give another with {HOST_NQN}",
+                host.nqn
+            );
             Err(Error::disconnected(peer, why))
         }
+        _ => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
     }
 }
 

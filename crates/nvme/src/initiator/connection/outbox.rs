@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
+/// Bytes to send, without those that were sent.
 #[derive(Clone, Copy, Debug)]
-enum Segment {
-    /// A number of bytes in `Outbox::bytes`. They follow the bytes of the inline segments before this one.
-    Inline(usize),
-    /// Data of the command in a slot: `len` bytes of the command's buffer, from offset `at` on.
-    Data { slot: u16, at: usize, len: usize },
+struct Segment {
+    len: usize,
+    /// The command in this slot has the bytes in its buffer, from this offset on. `None` for bytes in `Outbox::bytes`,
+    /// which follow those of the segments before this one.
+    data: Option<(u16, usize)>,
 }
 
 /// Bytes of a data segment that were sent.
@@ -38,8 +39,8 @@ impl Outbox {
     fn push_inline(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         match self.segments.back_mut() {
-            Some(Segment::Inline(len)) => *len += bytes.len(),
-            _ => self.segments.push_back(Segment::Inline(bytes.len())),
+            Some(Segment { len, data: None }) => *len += bytes.len(),
+            _ => self.segments.push_back(Segment { len: bytes.len(), data: None }),
         }
     }
 
@@ -59,7 +60,7 @@ impl Outbox {
     /// Adds data to the output. The data lies at offset `at` in the buffer of the command in `slot`. If
     /// `with_digest`, also adds its digest.
     pub(super) fn push_data(&mut self, slot: u16, at: u32, data: &[u8], with_digest: bool) {
-        self.segments.push_back(Segment::Data { slot, at: at as usize, len: data.len() });
+        self.segments.push_back(Segment { len: data.len(), data: Some((slot, at as usize)) });
         if with_digest {
             self.push_inline(&digest(data));
         }
@@ -74,13 +75,13 @@ impl Outbox {
     ) -> usize {
         let mut inline = self.start;
         let mut filled = 0;
-        for (slice, segment) in slices.iter_mut().zip(&self.segments) {
-            *slice = IoSlice::new(match *segment {
-                Segment::Inline(len) => {
+        for (slice, Segment { len, data }) in slices.iter_mut().zip(&self.segments) {
+            *slice = IoSlice::new(match *data {
+                None => {
                     inline += len;
                     &self.bytes[inline - len..inline]
                 }
-                Segment::Data { slot, at, len } => &buffer(slot)[at..at + len],
+                Some((slot, at)) => &buffer(slot)[at..at + len],
             });
             filled += 1;
         }
@@ -91,22 +92,18 @@ impl Outbox {
     /// after bytes of a data segment and returns them. Call it again until `bytes` is 0.
     pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<SentData> {
         while *bytes > 0 {
-            let segment = self.segments.front_mut().expect("bytes to send");
-            let (Segment::Inline(len) | Segment::Data { len, .. }) = segment;
+            let Segment { len, data } = self.segments.front_mut().expect("bytes to send");
             let part = (*bytes).min(*len);
             *len -= part;
             *bytes -= part;
             let ended = *len == 0;
-            let data = match segment {
-                Segment::Inline(_) => {
-                    self.start += part;
-                    None
-                }
-                Segment::Data { slot, at, .. } => {
-                    *at += part;
-                    Some(SentData { slot: *slot, bytes: part, ended })
-                }
-            };
+            let sent = data.as_mut().map(|(slot, at)| {
+                *at += part;
+                SentData { slot: *slot, bytes: part, ended }
+            });
+            if sent.is_none() {
+                self.start += part;
+            }
             if ended {
                 self.segments.pop_front();
                 if self.start == self.bytes.len() {
@@ -114,8 +111,8 @@ impl Outbox {
                     self.start = 0;
                 }
             }
-            if data.is_some() {
-                return data;
+            if sent.is_some() {
+                return sent;
             }
         }
         None

@@ -6,8 +6,11 @@ use super::inbox::{Payload, ReceivedBytes};
 use super::{Failure, HostConnection, MAX_ENTRIES};
 use crate::initiator::Buffer;
 use crate::wire::command::{Completion, Status};
+use crate::wire::pdu::FatalStatus::{
+    DataOutOfRange, InvalidHeaderField, LimitExceeded, SequenceError, UnsupportedParameter,
+};
 use crate::wire::pdu::field::{CCCID, CID, DATAL, DATAO, FLAGS, R2TL};
-use crate::wire::pdu::{Digests, FatalStatus, Fault, Header, Kind, Pdu, Transfer, data_flags};
+use crate::wire::pdu::{Digests, Fault, Header, Kind, Pdu, Transfer, data_flags};
 
 const MISSING_DATA: &str = "the command succeeded before all of its data was transferred";
 
@@ -45,7 +48,7 @@ impl HostConnection {
         }
         if digests != self.rules.digests {
             let why = "the controller uses other digests than requested; choose other digests";
-            let (status, found) = (FatalStatus::UnsupportedParameter, digests.bits());
+            let (status, found) = (UnsupportedParameter, digests.bits());
             return Err(Fault::new(status, Kind::IcResp, ("DGST", 11), found, why));
         }
         self.alignment = alignment;
@@ -69,7 +72,7 @@ impl HostConnection {
             _ => {
                 let field = if kind == Kind::CapsuleResp { CID } else { CCCID };
                 let why = "no command in flight has this identifier";
-                Err(Fault::new(FatalStatus::InvalidHeaderField, kind, field, cid, why))
+                Err(Fault::new(InvalidHeaderField, kind, field, cid, why))
             }
         }
     }
@@ -82,7 +85,7 @@ impl HostConnection {
         let len = slot.buffer.as_ref().map_or(0, Buffer::len);
         if completion.status().is_success() && all && (slot.transferred as usize) < len {
             let (kind, found) = (Kind::CapsuleResp, completion.cid.get());
-            return Err(Fault::new(FatalStatus::SequenceError, kind, CID, found, MISSING_DATA));
+            return Err(Fault::new(SequenceError, kind, CID, found, MISSING_DATA));
         }
         self.finish(index, completion);
         Ok(())
@@ -92,27 +95,21 @@ impl HostConnection {
         let cid = header.cccid.get();
         let index = self.find(cid, Kind::C2hData)?;
         let slot = &self.slots[usize::from(index)];
-        let refuse =
-            |status, field, found: u32, why| Err(Fault::new(status, Kind::C2hData, field, found, why));
+        let check =
+            |ok, status, field, found, why| Fault::check(ok, status, Kind::C2hData, field, found, why);
         let command = slot.command.as_ref().filter(|command| command.receives_data());
         let (Some(command), Some(buffer)) = (command, &slot.buffer) else {
             let why = "the command with this identifier receives no data";
-            return refuse(FatalStatus::InvalidHeaderField, CCCID, cid.into(), why);
+            return Err(Fault::new(InvalidHeaderField, Kind::C2hData, CCCID, cid, why));
         };
         let (offset, bytes) = (header.offset.get(), header.length.get());
-        if offset != slot.transferred {
-            let why = "the data does not continue the data before it";
-            return refuse(FatalStatus::DataOutOfRange, DATAO, offset, why);
-        }
+        let why = "the data does not continue the data before it";
+        check(offset == slot.transferred, DataOutOfRange, DATAO, offset, why)?;
         let left = buffer.len() as u32 - offset;
-        if bytes > left {
-            let why = "the data ends beyond the command's buffer";
-            return refuse(FatalStatus::DataOutOfRange, DATAL, bytes, why);
-        }
+        check(bytes <= left, DataOutOfRange, DATAL, bytes, "the data ends beyond the command's buffer")?;
         let success = flags & data_flags::SUCCESS != 0;
-        if success && bytes < left && !command.may_receive_less() {
-            return refuse(FatalStatus::SequenceError, FLAGS, flags.into(), MISSING_DATA);
-        }
+        let complete = !success || bytes == left || command.may_receive_less();
+        check(complete, SequenceError, FLAGS, flags.into(), MISSING_DATA)?;
         let (digest, success) = (self.rules.digests.data, success.then_some(cid));
         self.inbox.start_payload(Payload::new(index, offset, bytes, digest, success));
         Ok(())
@@ -153,31 +150,31 @@ impl HostConnection {
     fn ready_to_transfer(&mut self, r2t: &Transfer) -> Result<(), Fault> {
         let index = self.find(r2t.cccid.get(), Kind::R2t)?;
         let slot = &mut self.slots[usize::from(index)];
-        let refuse = |status, field, found: u32, why| Err(Fault::new(status, Kind::R2t, field, found, why));
+        let check = |ok, status, field, found, why| Fault::check(ok, status, Kind::R2t, field, found, why);
+        let cid = r2t.cccid.get();
         let Some(buffer) = slot.buffer.as_ref().filter(|_| slot.by_r2t) else {
             let why = "the command with this identifier sends no data after its capsule";
-            return refuse(FatalStatus::InvalidHeaderField, CCCID, r2t.cccid.get().into(), why);
+            return Err(Fault::new(InvalidHeaderField, Kind::R2t, CCCID, cid, why));
         };
-        if slot.queued > 0 {
-            let why = "the data of the previous R2T is still being sent; one R2T is allowed at a time";
-            return refuse(FatalStatus::LimitExceeded, CCCID, r2t.cccid.get().into(), why);
-        }
+        let why = "the data of the previous R2T is still being sent; one R2T is allowed at a time";
+        check(slot.queued == 0, LimitExceeded, CCCID, cid.into(), why)?;
         let (start, bytes) = (r2t.offset.get(), r2t.length.get());
-        if start < slot.transferred {
-            let why = "this data was already requested";
-            return refuse(FatalStatus::DataOutOfRange, ("R2TO", 12), start, why);
-        }
-        let end = start.checked_add(bytes).filter(|end| *end as usize <= buffer.len());
-        let Some(end) = end else {
-            let why = "the requested data ends beyond the command's buffer";
-            return refuse(FatalStatus::DataOutOfRange, R2TL, bytes, why);
-        };
+        let end = start.saturating_add(bytes);
+        check(
+            start >= slot.transferred,
+            DataOutOfRange,
+            ("R2TO", 12),
+            start,
+            "this data was already requested",
+        )?;
+        let why = "the requested data ends beyond the command's buffer";
+        check(end as usize <= buffer.len(), DataOutOfRange, R2TL, bytes, why)?;
         slot.transferred = end;
         let mut at = start;
         while at < end {
             let bytes = (end - at).min(self.max_h2c_data);
             let flags = if at + bytes == end { data_flags::LAST } else { 0 };
-            let header = Pdu::transfer(Kind::H2cData, flags, r2t.cccid.get(), r2t.ttag.get(), at, bytes);
+            let header = Pdu::transfer(Kind::H2cData, flags, cid, r2t.ttag.get(), at, bytes);
             self.outbox.push(&header, bytes, self.rules.digests, self.alignment);
             let data = &buffer.bytes()[at as usize..(at + bytes) as usize];
             self.outbox.push_data(index, at, data, self.rules.digests.data);

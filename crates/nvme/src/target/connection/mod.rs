@@ -41,7 +41,7 @@ use super::fabrics::Queue;
 use super::half_open::Step;
 use super::io::Tally;
 use super::network::network;
-use super::storage::{Call, Next};
+use super::storage::Call;
 use super::subsystem::Subsystem;
 use crate::input::Input;
 use crate::namespace::Storage;
@@ -401,8 +401,8 @@ impl TargetConnection {
         let namespace = subsystem.namespace(id).expect("a validated namespace");
         let progress = entry.progress.as_mut().expect("a command with a file operation");
         match progress.returned(result, namespace) {
-            Next::Call => true,
-            Next::Done(status) => {
+            None => true,
+            Some(status) => {
                 entry.progress = None;
                 if entry.turn == Turn::Flushes {
                     subsystem.flushes[id as usize - 1].end(result);

@@ -99,30 +99,22 @@ impl TargetConnection {
 
     /// Checks that an H2CData matches the R2T that it answers. Returns the slot of the command.
     fn check_data(&mut self, layout: &Layout, data: &Transfer) -> Result<u16, Fault> {
-        let fault = |status, field, found: u32, why| Err(Fault::new(status, layout.kind, field, found, why));
-        let tag = data.ttag.get();
-        let Some(slot) = self.slots.find(tag).filter(|slot| slot.stage == Stage::Receiving) else {
-            let why = "no R2T with this tag is outstanding";
-            return fault(FatalStatus::InvalidHeaderField, TTAG, tag.into(), why);
-        };
-        if data.cccid != slot.command.cid {
-            let why = "the R2T was for another command";
-            return fault(FatalStatus::InvalidHeaderField, CCCID, data.cccid.get().into(), why);
-        }
+        use FatalStatus::{DataOutOfRange, InvalidHeaderField, SequenceError};
+        let check = |ok, status, field, found, why| Fault::check(ok, status, layout.kind, field, found, why);
+        let (tag, cid) = (data.ttag.get(), data.cccid.get());
+        let slot = self.slots.find(tag).filter(|slot| slot.stage == Stage::Receiving);
+        let why = "no R2T with this tag is outstanding";
+        let slot = slot.ok_or(Fault::new(InvalidHeaderField, layout.kind, TTAG, tag, why))?;
+        let why = "the R2T was for another command";
+        check(data.cccid == slot.command.cid, InvalidHeaderField, CCCID, cid.into(), why)?;
         let (offset, length) = (data.offset.get(), data.length.get());
-        if offset != slot.received {
-            let why = "data must be sent in order and without gaps";
-            return fault(FatalStatus::DataOutOfRange, DATAO, offset, why);
-        }
+        let why = "data must be sent in order and without gaps";
+        check(offset == slot.received, DataOutOfRange, DATAO, offset, why)?;
         let left = slot.expected - slot.received;
-        if length > left {
-            let why = "it is more data than the R2T asked for";
-            return fault(FatalStatus::DataOutOfRange, DATAL, length, why);
-        }
-        if layout.flags & data_flags::LAST != 0 && length < left {
-            let why = "LAST_PDU is set, but data that the R2T asked for is missing";
-            return fault(FatalStatus::SequenceError, FLAGS, layout.flags.into(), why);
-        }
+        check(length <= left, DataOutOfRange, DATAL, length, "it is more data than the R2T asked for")?;
+        let is_last = layout.flags & data_flags::LAST != 0;
+        let why = "LAST_PDU is set, but data that the R2T asked for is missing";
+        check(!is_last || length == left, SequenceError, FLAGS, layout.flags.into(), why)?;
         Ok(tag)
     }
 

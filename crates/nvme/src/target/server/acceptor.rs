@@ -59,11 +59,7 @@ impl Acceptor {
             let now = Instant::now();
             if now >= timers_at {
                 timers_at = now + TIMER;
-                for controller in self.subsystem.end_expired() {
-                    let host = &controller.host.nqn;
-                    self.subsystem
-                        .warn(format_args!("{host}: the keep-alive timer expired; its controller ends"));
-                }
+                self.subsystem.end_expired();
             }
             if now >= refresh_at {
                 refresh_at = now + REFRESH;
@@ -82,24 +78,15 @@ impl Acceptor {
 
     /// Reads the sizes of the namespaces and the file of hosts again, and applies the changes.
     fn refresh(&mut self) -> Result<()> {
-        let (changed, failure) = self.subsystem.refresh();
-        for namespace in changed.iter().filter_map(|id| self.subsystem.namespace(*id)) {
-            tracing::info!(
-                "namespace {}: {} now has {} bytes",
-                namespace.id,
-                namespace.name,
-                namespace.bytes()
-            );
-        }
+        let refreshed = self.subsystem.refresh();
         if let Some(file) = &mut self.hosts
             && let Some(hosts) = file.read_settled()?
         {
-            let changed = self.subsystem.set_hosts(Some(hosts.clone()))?;
-            if changed {
+            if self.subsystem.set_hosts(Some(hosts.clone()))? {
                 file.hosts.warn_if_none(Some(&hosts));
             }
         }
-        failure.map_or(Ok(()), Err)
+        refreshed
     }
 
     /// Reports how many connections were displaced since the last call.

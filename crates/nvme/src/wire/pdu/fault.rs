@@ -79,6 +79,19 @@ impl Fault {
         Self { status, kind: kind as u8, field, offset, found: found.into(), why }
     }
 
+    /// Returns [`Fault::new`] unless `ok`.
+    #[inline]
+    pub fn check(
+        ok: bool,
+        status: FatalStatus,
+        kind: Kind,
+        field: (&'static str, u32),
+        found: u32,
+        why: &'static str,
+    ) -> Result<(), Self> {
+        if ok { Ok(()) } else { Err(Self::new(status, kind, field, found, why)) }
+    }
+
     /// Creates the fault of a PDU that may not come now.
     pub fn of_sequence(kind: Kind, why: &'static str) -> Self {
         Self::new(FatalStatus::SequenceError, kind, field::TYPE, kind as u8, why)

@@ -203,30 +203,26 @@ impl<'a> Header<'a> {
         fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> &T {
             T::ref_from_prefix(&bytes[COMMON..]).expect("the header is complete").0
         }
-        let fault = |status, field, found: u32, why| Err(Fault::new(status, layout.kind, field, found, why));
-        use FatalStatus::{InvalidHeaderField, UnsupportedParameter};
+        let check = |ok, status, field, found, why| Fault::check(ok, status, layout.kind, field, found, why);
+        use FatalStatus::{DataOutOfRange, InvalidHeaderField, UnsupportedParameter};
         Ok(match layout.kind {
             Kind::IcReq | Kind::IcResp => {
                 let header: &Initialization = view(bytes);
                 let is_request = layout.kind == Kind::IcReq;
-                if header.pfv != U16::ZERO {
-                    let why = "only PDU format 0 is supported";
-                    return fault(UnsupportedParameter, ("PFV", 8), header.pfv.get().into(), why);
-                }
-                if header.alignment > 31 {
-                    let field = (if is_request { "HPDA" } else { "CPDA" }, 10);
-                    let why = "the alignment is at most 31";
-                    return fault(InvalidHeaderField, field, header.alignment.into(), why);
-                }
-                let (digests, alignment) = (Digests::from_bits(header.dgst), (header.alignment + 1) * 4);
+                let (pfv, alignment) = (header.pfv.get(), header.alignment);
+                let why = "only PDU format 0 is supported";
+                check(pfv == 0, UnsupportedParameter, ("PFV", 8), pfv.into(), why)?;
+                let field = (if is_request { "HPDA" } else { "CPDA" }, 10);
+                let why = "the alignment is at most 31";
+                check(alignment <= 31, InvalidHeaderField, field, alignment.into(), why)?;
+                let (digests, alignment) = (Digests::from_bits(header.dgst), (alignment + 1) * 4);
                 if is_request {
                     return Ok(Header::IcReq { digests, alignment });
                 }
                 let max_h2c_data = header.limit.get();
-                if max_h2c_data < 4096 || !max_h2c_data.is_multiple_of(4) {
-                    let why = "it must be at least 4096 and a multiple of 4";
-                    return fault(InvalidHeaderField, ("MAXH2CDATA", 12), max_h2c_data, why);
-                }
+                let ok = max_h2c_data >= 4096 && max_h2c_data.is_multiple_of(4);
+                let why = "it must be at least 4096 and a multiple of 4";
+                check(ok, InvalidHeaderField, ("MAXH2CDATA", 12), max_h2c_data, why)?;
                 Header::IcResp { digests, alignment, max_h2c_data }
             }
             Kind::H2cTermReq | Kind::C2hTermReq => {
@@ -237,30 +233,24 @@ impl<'a> Header<'a> {
             Kind::CapsuleResp => Header::CapsuleResp(*view(bytes)),
             Kind::H2cData | Kind::C2hData => {
                 let header: &Transfer = view(bytes);
-                if header.length.get() != layout.data_bytes {
-                    let why = "it differs from the length of the data in the PDU";
-                    return fault(InvalidHeaderField, DATAL, header.length.get(), why);
-                }
-                if header.offset.get().checked_add(header.length.get()).is_none() {
-                    let why = "the data would end beyond 4 GiB";
-                    return fault(FatalStatus::DataOutOfRange, DATAO, header.offset.get(), why);
-                }
+                let (offset, length, flags) = (header.offset.get(), header.length.get(), layout.flags);
+                let why = "it differs from the length of the data in the PDU";
+                check(length == layout.data_bytes, InvalidHeaderField, DATAL, length, why)?;
+                let fits = offset.checked_add(length).is_some();
+                check(fits, DataOutOfRange, DATAO, offset, "the data would end beyond 4 GiB")?;
                 if layout.kind == Kind::H2cData {
                     return Ok(Header::H2cData(*header));
                 }
-                if layout.flags & data_flags::SUCCESS != 0 && layout.flags & data_flags::LAST == 0 {
-                    let why = "SUCCESS is allowed only together with LAST_PDU";
-                    return fault(InvalidHeaderField, FLAGS, layout.flags.into(), why);
-                }
+                let ok = flags & data_flags::SUCCESS == 0 || flags & data_flags::LAST != 0;
+                let why = "SUCCESS is allowed only together with LAST_PDU";
+                check(ok, InvalidHeaderField, FLAGS, flags.into(), why)?;
                 Header::C2hData(*header)
             }
             Kind::R2t => {
                 let header: &Transfer = view(bytes);
                 let len = header.length.get();
-                if len == 0 || header.offset.get().checked_add(len).is_none() {
-                    let why = "it is 0 or ends beyond 4 GiB";
-                    return fault(InvalidHeaderField, R2TL, len, why);
-                }
+                let ok = len > 0 && header.offset.get().checked_add(len).is_some();
+                check(ok, InvalidHeaderField, R2TL, len, "it is 0 or ends beyond 4 GiB")?;
                 Header::R2t(*header)
             }
         })

@@ -167,22 +167,23 @@ impl Layout {
     pub fn decode(common: &[u8; COMMON], rules: &Rules) -> Result<Self, Fault> {
         let [code, flags, hlen, pdo, l0, l1, l2, l3] = *common;
         let plen = u32::from_le_bytes([l0, l1, l2, l3]);
-        let fault = |field, offset, found: u64, why| {
-            Err(Fault { status: FatalStatus::InvalidHeaderField, kind: code, field, offset, found, why })
+        let fault = |field, offset, found: u32, why| {
+            let (status, found) = (FatalStatus::InvalidHeaderField, found.into());
+            Fault { status, kind: code, field, offset, found, why }
         };
-        let Some(kind) = Kind::from_code(code) else {
-            return fault("PDU-Type", 0, code.into(), "which does not exist");
+        let check = |ok: bool, field, offset, found, why| match ok {
+            true => Ok(()),
+            false => Err(fault(field, offset, found, why)),
         };
-        if kind.sender() != rules.sender {
-            return fault("PDU-Type", 0, code.into(), "this side does not send PDUs of this type");
-        }
-        if usize::from(hlen) != kind.header_len() {
-            return fault("HLEN", 2, hlen.into(), "PDUs of this type have a header of another length");
-        }
+        let kind = Kind::from_code(code);
+        let kind = kind.ok_or_else(|| fault("PDU-Type", 0, code.into(), "which does not exist"))?;
+        let why = "this side does not send PDUs of this type";
+        check(kind.sender() == rules.sender, "PDU-Type", 0, code.into(), why)?;
+        let why = "PDUs of this type have a header of another length";
+        check(usize::from(hlen) == kind.header_len(), "HLEN", 2, hlen.into(), why)?;
         let header_digest = rules.digests.header && kind.has_digests();
-        if kind.has_digests() && (flags & HDGSTF != 0) != header_digest {
-            return fault("FLAGS", 1, flags.into(), "bit HDGSTF differs from the negotiated header digest");
-        }
+        let why = "bit HDGSTF differs from the negotiated header digest";
+        check(!kind.has_digests() || (flags & HDGSTF != 0) == header_digest, "FLAGS", 1, flags.into(), why)?;
         let header_bytes = hlen + if header_digest { DIGEST as u8 } else { 0 };
         let mut layout = Layout {
             kind,
@@ -193,15 +194,12 @@ impl Layout {
             padding_bytes: 0,
             data_bytes: 0,
         };
-        if plen < u32::from(header_bytes) {
-            return fault("PLEN", 4, plen.into(), "the PDU would end within its header");
-        }
+        check(plen >= header_bytes.into(), "PLEN", 4, plen, "the PDU would end within its header")?;
         let limit = match kind {
             Kind::H2cTermReq | Kind::C2hTermReq => {
                 layout.data_bytes = plen - u32::from(header_bytes);
-                if layout.data_bytes > TERMINATION_DATA as u32 {
-                    return fault("PLEN", 4, plen.into(), "a termination request has at most 152 bytes");
-                }
+                let fits = layout.data_bytes <= TERMINATION_DATA as u32;
+                check(fits, "PLEN", 4, plen, "a termination request has at most 152 bytes")?;
                 return Ok(layout);
             }
             Kind::CapsuleCmd => rules.max_capsule_data,
@@ -210,30 +208,20 @@ impl Layout {
         };
         let data_pdu = matches!(kind, Kind::H2cData | Kind::C2hData);
         if plen == u32::from(header_bytes) {
-            if data_pdu {
-                return fault("PLEN", 4, plen.into(), "a data PDU without data");
-            }
-            return Ok(layout);
+            return check(!data_pdu, "PLEN", 4, plen, "a data PDU without data").map(|()| layout);
         }
-        if !data_pdu && kind != Kind::CapsuleCmd {
-            return fault("PLEN", 4, plen.into(), "PDUs of this type have no data");
-        }
+        let may_have_data = data_pdu || kind == Kind::CapsuleCmd;
+        check(may_have_data, "PLEN", 4, plen, "PDUs of this type have no data")?;
         layout.data_digest = rules.digests.data;
-        if (flags & DDGSTF != 0) != layout.data_digest {
-            return fault("FLAGS", 1, flags.into(), "bit DDGSTF differs from the negotiated data digest");
-        }
-        if pdo < header_bytes || !pdo.is_multiple_of(rules.alignment.max(4)) {
-            return fault("PDO", 3, pdo.into(), "the data would overlap the header or break its alignment");
-        }
+        let why = "bit DDGSTF differs from the negotiated data digest";
+        check((flags & DDGSTF != 0) == layout.data_digest, "FLAGS", 1, flags.into(), why)?;
+        let aligned = pdo >= header_bytes && pdo.is_multiple_of(rules.alignment.max(4));
+        check(aligned, "PDO", 3, pdo.into(), "the data would overlap the header or break its alignment")?;
         layout.padding_bytes = pdo - header_bytes;
         let trailer = if layout.data_digest { DIGEST as u32 } else { 0 };
-        let data_bytes = plen.checked_sub(u32::from(pdo) + trailer).filter(|bytes| *bytes > 0);
-        let Some(data_bytes) = data_bytes else {
-            return fault("PLEN", 4, plen.into(), "the PDU would end before its data");
-        };
-        if data_bytes > limit {
-            return fault("PLEN", 4, plen.into(), "the data exceeds the negotiated limit");
-        }
+        let data_bytes = plen.saturating_sub(u32::from(pdo) + trailer);
+        check(data_bytes > 0, "PLEN", 4, plen, "the PDU would end before its data")?;
+        check(data_bytes <= limit, "PLEN", 4, plen, "the data exceeds the negotiated limit")?;
         layout.data_bytes = data_bytes;
         Ok(layout)
     }
@@ -267,13 +255,8 @@ impl Layout {
             return Ok(());
         }
         let found = u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]);
-        Err(Fault {
-            status: FatalStatus::HeaderDigest,
-            kind: self.kind as u8,
-            field: "HDGST",
-            offset: self.kind.header_len() as u32,
-            found: found.into(),
-            why: "the header was corrupted on the way",
-        })
+        let field = ("HDGST", self.kind.header_len() as u32);
+        let why = "the header was corrupted on the way";
+        Err(Fault::new(FatalStatus::HeaderDigest, self.kind, field, found, why))
     }
 }
