@@ -105,12 +105,8 @@ impl Bench {
 
     /// Describes the path between host and target.
     fn path(&self) -> PathExplanation {
-        let digests = match self.options.connect.queue.digests.bits() {
-            0 => "without digests",
-            1 => "with header digests",
-            2 => "with data digests",
-            _ => "with header and data digests",
-        };
+        let digests = self.options.connect.queue.digests.bits();
+        let digests = ["without", "with header", "with data", "with header and data"][usize::from(digests)];
         let polls = match self.options.connect.queue.spin.as_micros() {
             0 => String::new(),
             us => format!("; polls for {us} us before it sleeps"),
@@ -127,7 +123,7 @@ impl Bench {
             name: "tcp".into(),
             hops: vec![vec!["host".into(), "kernel TCP sockets".into(), target]],
             reason: format!(
-                "NVMe over TCP {digests}; data is received into the commands' buffers{polls}{fewer}"
+                "NVMe over TCP {digests} digests; data is received into the commands' buffers{polls}{fewer}"
             ),
             not_taken: Vec::new(),
         }

@@ -153,10 +153,7 @@ impl Job {
             operations: vec![idle; workload.depth as usize],
             random,
             next: 0,
-            written: match workload.verify && workload.pattern.writes() {
-                true => vec![0; blocks as usize],
-                false => Vec::new(),
-            },
+            written: vec![0; if workload.verify && workload.pattern.writes() { blocks as usize } else { 0 }],
             workload,
             submitted: 0,
             reads: Tally::default(),

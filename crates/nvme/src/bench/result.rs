@@ -136,14 +136,8 @@ pub(super) fn rows(
         repeats: None,
         error: error.clone(),
     };
-    let mut rows = Vec::new();
-    if pattern.reads() {
-        rows.push(row("read", reads));
-    }
-    if pattern.writes() {
-        rows.push(row("write", writes));
-    }
-    rows
+    let operations = [(pattern.reads(), "read", reads), (pattern.writes(), "write", writes)];
+    operations.into_iter().filter(|(runs, ..)| *runs).map(|(_, name, tally)| row(name, tally)).collect()
 }
 
 /// Merges the repeats of a row. Returns the one with the median rate, with the spread of all, and with the sum of what all have checked.
@@ -192,6 +186,7 @@ impl Row for IoResult {
             self.latency.as_ref().map(|latency| Quantity::Time(value(latency)).fixed(1e3, 1))
         };
         let checked = self.verification.as_ref();
+        let altered = checked.map(|checked| checked.altered_bytes).filter(|bytes| *bytes > 0);
         let spread = self.repeats.as_ref().map(|repeats| &repeats.operations_per_second);
         let rate = |rate: f64| Quantity::PerSecond(rate).fixed(1.0, 0);
         vec![
@@ -207,12 +202,7 @@ impl Row for IoResult {
             Cell::new("CPU", Value::percent(self.cpu_share, 0)),
             Cell::new("failovers", (self.failovers > 0).then_some(self.failovers)),
             Cell::new("verified", checked.map(|checked| Quantity::Bytes(checked.verified_bytes))),
-            Cell::new(
-                "altered",
-                checked
-                    .filter(|checked| checked.altered_bytes > 0)
-                    .map(|checked| Quantity::Bytes(checked.altered_bytes)),
-            ),
+            Cell::new("altered", altered.map(Quantity::Bytes)),
         ]
     }
 

@@ -122,7 +122,7 @@ impl HostConnection {
     pub fn tick(&mut self) -> u32 {
         self.ticks = self.ticks.wrapping_add(1);
         let (ticks, progressed) = (self.ticks, std::mem::replace(&mut self.progressed, u64::MAX));
-        let awaited = self.slots.iter_mut().filter(|slot| slot.in_flight && !slot.held);
+        let awaited = self.slots.iter_mut().filter(|slot| slot.command.is_some() && !slot.held);
         let waited = awaited.map(|slot| {
             if slot.order >= progressed {
                 slot.progress_tick = ticks;
@@ -182,19 +182,16 @@ impl HostConnection {
         }
         *slot = Slot {
             generation: slot.generation,
-            in_flight: true,
             held,
             order: self.submitted,
             progress_tick: self.ticks,
-            moved: 0,
             token,
             command: Some(command),
             transferred: sent,
             queued: u32::from(in_capsule),
             by_r2t: len > 0 && command.sends_data() && !in_capsule,
-            corrupted: false,
-            completion: None,
             buffer,
+            ..Slot::default()
         };
         self.submitted += 1;
         self.held += usize::from(held);
@@ -282,7 +279,7 @@ impl HostConnection {
         self.inbox.payload = None;
         self.outbox = Outbox::default();
         for index in 0..self.slots.len() {
-            if self.slots[index].in_flight {
+            if self.slots[index].command.is_some() {
                 let lost = Completion::new(0, Status::HOST_PATH_ERROR, 0, 0, 0);
                 let completion = self.slots[index].completion.take().unwrap_or(lost);
                 self.release(index as u16, completion);
@@ -298,7 +295,6 @@ impl HostConnection {
 
     fn release(&mut self, index: u16, completion: Completion) {
         let slot = &mut self.slots[usize::from(index)];
-        slot.in_flight = false;
         slot.queued = 0;
         self.held -= usize::from(slot.held);
         if !slot.held {

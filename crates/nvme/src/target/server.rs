@@ -54,9 +54,9 @@ pub struct Target {
     workers: Vec<WorkerHandle>,
     threads: Vec<JoinHandle<()>>,
     acceptor: Option<JoinHandle<()>>,
-    /// The queue of jobs and the thread that runs them. A job is a slow part of an authentication. `None`
+    /// The queue of jobs. A job is a slow part of an authentication. `None`
     /// unless hosts authenticate with a Diffie-Hellman group.
-    jobs: Option<(Arc<Jobs>, JoinHandle<()>)>,
+    jobs: Option<Arc<Jobs>>,
     stop: Arc<AtomicBool>,
     failed: Arc<AtomicBool>,
 }
@@ -106,33 +106,26 @@ impl Target {
             stop: Arc::default(),
             failed,
         };
-        let jobs = match config.hosts {
-            Hosts::Secrets { group, .. } if group != Group::Null => {
-                let (jobs, thread) = start_jobs().map_err(Error::no_thread)?;
-                target.jobs = Some((jobs.clone(), thread));
-                Some(jobs)
-            }
-            _ => None,
-        };
+        if let Hosts::Secrets { group, .. } = config.hosts
+            && group != Group::Null
+        {
+            let (jobs, thread) = start_jobs().map_err(Error::no_thread)?;
+            target.threads.push(thread);
+            target.jobs = Some(jobs);
+        }
         for index in 0..threads {
             let core = config.cores.get(index).copied();
-            target.start_worker(index, core, config.spin, jobs.clone())?;
+            target.start_worker(index, core, config.spin)?;
         }
         target.start_acceptor(listeners, config.hosts)?;
         Ok(target)
     }
 
-    fn start_worker(
-        &mut self,
-        index: usize,
-        core: Option<usize>,
-        spin: Duration,
-        jobs: Option<Arc<Jobs>>,
-    ) -> Result<()> {
+    fn start_worker(&mut self, index: usize, core: Option<usize>, spin: Duration) -> Result<()> {
         let inbox = Arc::new(Inbox::new().map_err(Error::no_thread)?);
         let load = Arc::new(WorkerLoad::default());
         let (result, started) = mpsc::channel();
-        let (subsystem, failed) = (self.subsystem.clone(), self.failed.clone());
+        let (subsystem, failed, jobs) = (self.subsystem.clone(), self.failed.clone(), self.jobs.clone());
         let (its_inbox, its_load) = (inbox.clone(), load.clone());
         let thread = std::thread::Builder::new().name(format!("inlane-nvme-{index}")).spawn(move || {
             let worker =
@@ -184,7 +177,7 @@ impl Target {
     /// Returns the number of authentications that wait for the authentication thread.
     #[cfg(test)]
     pub(crate) fn waiting_jobs(&self) -> usize {
-        self.jobs.as_ref().map_or(0, |(jobs, _)| jobs.count())
+        self.jobs.as_ref().map_or(0, |jobs| jobs.count())
     }
 
     /// Returns the number of open connections.
@@ -234,16 +227,13 @@ impl Target {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        if let Some((jobs, _)) = &self.jobs {
+        if let Some(jobs) = &self.jobs {
             jobs.end();
         }
         for worker in &self.workers {
             worker.inbox.send(Message::Drain);
         }
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-        if let Some((_, thread)) = self.jobs.take() {
             let _ = thread.join();
         }
     }

@@ -57,7 +57,6 @@ impl From<Fault> for Failure {
 pub(super) struct Slot {
     /// The number of commands that have used this slot. The identifier of the next command contains it.
     pub(super) generation: u16,
-    pub(super) in_flight: bool,
     /// True if the controller may leave the command unanswered for any time.
     pub(super) held: bool,
     /// The number of commands that were submitted before this one.

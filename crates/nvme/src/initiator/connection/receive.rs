@@ -2,6 +2,7 @@
 //!
 //! Checks every field before using it.
 
+use super::command::Slot;
 use super::inbox::{Payload, ReceivedBytes};
 use super::{Failure, HostConnection, MAX_ENTRIES};
 use crate::initiator::Buffer;
@@ -62,11 +63,7 @@ impl HostConnection {
     fn find(&mut self, cid: u16, kind: Kind) -> Result<u16, Fault> {
         let index = cid & (MAX_ENTRIES as u16 - 1);
         match self.slots.get(usize::from(index)) {
-            Some(slot)
-                if slot.in_flight
-                    && slot.completion.is_none()
-                    && slot.command.as_ref().is_some_and(|command| command.cid.get() == cid) =>
-            {
+            Some(Slot { command: Some(command), completion: None, .. }) if command.cid.get() == cid => {
                 Ok(index)
             }
             _ => {
