@@ -90,10 +90,8 @@ pub fn discover(
             let count = (entries - found.len() as u64).min(CHUNK) as usize;
             let offset = size_of::<DiscoveryHeader>() + found.len() * ENTRY;
             let page = association.log_page(log::DISCOVERY, offset as u64, Buffer::new(count * ENTRY)?)?;
-            let entries = page.bytes().chunks_exact(ENTRY);
-            found.extend(
-                entries.map(|bytes| decode(DiscoveryEntry::ref_from_bytes(bytes).expect("1024 bytes"))),
-            );
+            let entries = <[DiscoveryEntry]>::ref_from_bytes(page.bytes()).expect("whole entries");
+            found.extend(entries.iter().map(decode));
         }
         if self::header(&mut association)?.genctr.get() == generation {
             association.shut_down(SHUTDOWN);
@@ -114,22 +112,18 @@ fn decode(entry: &DiscoveryEntry) -> DiscoveredSubsystem {
         let name = names.iter().find(|(known, _)| *known == code);
         name.map_or_else(|| code.to_string(), |(_, name)| (*name).to_string())
     };
+    let transports = [(1, "rdma"), (2, "fc"), (DiscoveryEntry::TCP, "tcp"), (254, "loop")];
+    let kinds = [
+        (subsystem_type::REFERRAL, "referral"),
+        (subsystem_type::NVM, "nvm"),
+        (subsystem_type::CURRENT_DISCOVERY, "discovery"),
+    ];
     DiscoveredSubsystem {
-        transport: number(
-            entry.trtype,
-            &[(1, "rdma"), (2, "fc"), (DiscoveryEntry::TCP, "tcp"), (254, "loop")],
-        ),
+        transport: number(entry.trtype, &transports),
         address: text(&entry.traddr),
         port: text(&entry.trsvcid),
         subsystem: text(&entry.subnqn),
-        kind: number(
-            entry.subtype,
-            &[
-                (subsystem_type::REFERRAL, "referral"),
-                (subsystem_type::NVM, "nvm"),
-                (subsystem_type::CURRENT_DISCOVERY, "discovery"),
-            ],
-        ),
+        kind: number(entry.subtype, &kinds),
         port_id: entry.portid.get(),
     }
 }

@@ -17,30 +17,27 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 /// has the target's secret but the target does not prove that it knows the secret.
 pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOptions) -> Result<()> {
     let ConnectOptions { subsystem, host, .. } = options;
-    let peer = queue.peer().to_string();
-    let failed = |why: String| Error::Unauthenticated { peer: peer.clone(), why };
+    let (peer, name) = (queue.peer().to_string(), &host.nqn);
+    let failed = |why: &str| Error::Unauthenticated { peer: peer.clone(), why: why.into() };
     if result & connect::SECURE_CHANNEL_REQUIRED != 0 {
         return Err(failed(
             "the target requires a secure channel after the authentication (TLS), which is unsupported; \
-             turn secure channel concatenation off there"
-                .into(),
+             turn secure channel concatenation off there",
         ));
     }
     let required = result & connect::AUTHENTICATION_REQUIRED != 0;
     let credentials = match &host.credentials {
         None if required => {
-            return Err(failed(format!(
-                "the target requires authentication (DH-HMAC-CHAP) of {}; give the secrets with {SECRETS_FILE}",
-                host.nqn
+            return Err(failed(&format!(
+                "the target requires authentication (DH-HMAC-CHAP) of {name}; give the secrets with {SECRETS_FILE}"
             )));
         }
         // If this host has a secret of the target, refuse a target that requires no authentication. Accept a
         // discovery service, because it never authenticates hosts. The secret is meant for the subsystem.
         Some(credentials) if !required && credentials.target.is_some() && subsystem != nqn::DISCOVERY => {
-            return Err(failed(format!(
-                "the target does not prove its identity, because it requires no authentication of {}; require it \
-                 there, or remove the target's secret from the line of this host in {SECRETS_FILE}",
-                host.nqn
+            return Err(failed(&format!(
+                "the target does not prove its identity, because it requires no authentication of {name}; require it \
+                 there, or remove the target's secret from the line of this host in {SECRETS_FILE}"
             )));
         }
         Some(credentials) if required => credentials,
@@ -48,14 +45,14 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     };
     static TRANSACTIONS: AtomicU16 = AtomicU16::new(1);
     let transaction = TRANSACTIONS.fetch_add(1, Relaxed);
-    let names = Names { host: host.nqn.clone(), subsystem: subsystem.clone() };
+    let names = Names { host: name.clone(), subsystem: subsystem.clone() };
     let mut side = HostSide::new(credentials, &names, transaction);
     let refused = |queue: &mut Queue, refusal: Refusal| {
         if let Some(message) = refusal.message(transaction) {
             // Ignore a failure to report the reason, because the queue is given up anyway.
             let _ = send(queue, &message);
         }
-        failed(format!("authentication of {} at {subsystem}: {refusal}", host.nqn))
+        failed(&format!("authentication of {name} at {subsystem}: {refusal}"))
     };
     send(queue, &side.begin())?;
     let challenge = receive(queue)?;
@@ -66,9 +63,8 @@ pub(super) fn authenticate(queue: &mut Queue, result: u32, options: &ConnectOpti
     let success = receive(queue).map_err(|error| match error {
         Error::Disconnected { peer, why, source } => {
             let why = format!(
-                "authentication of {} at {subsystem}: {why}; the target probably refused this host's secret; \
-                 compare the line of this host in the secrets of both sides",
-                host.nqn
+                "authentication of {name} at {subsystem}: {why}; the target probably refused this host's secret; \
+                 compare the line of this host in the secrets of both sides"
             );
             Error::Disconnected { peer, why, source }
         }
