@@ -155,11 +155,10 @@ impl TargetConnection {
         let added = queue.id == 0
             || controller.grants_queue(queue.id) && controller.add_queue(queue.id, self.setup.reach.clone());
         if !added {
-            self.setup.subsystem.warn(format_args!(
-                "{}: {} already has queue {}, or its controller was reset; the connection is closed",
-                self.setup.peer, controller.host.nqn, queue.id
+            let (host, id) = (controller.host.nqn.clone(), queue.id);
+            self.refuse(format_args!(
+                "{host} already has queue {id}, or its controller was reset; the connection is closed"
             ));
-            self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
             self.input.clear();
             self.end = Some(End::Unauthenticated);
             return;
@@ -179,10 +178,9 @@ impl TargetConnection {
     fn report_failure(&mut self, failure: AuthenticationFailure) {
         let Some(queue) = &self.queue else { return };
         if !std::mem::replace(&mut self.failure_reported, true) {
-            self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
-            self.setup.subsystem.warn(format_args!(
-                "{}: the authentication of {} failed: {failure}; compare the secrets of both sides",
-                self.setup.peer, queue.controller.host.nqn
+            let host = &queue.controller.host.nqn;
+            self.refuse(format_args!(
+                "the authentication of {host} failed: {failure}; compare the secrets of both sides"
             ));
         }
     }

@@ -16,7 +16,6 @@ use crate::wire::command::io as io_opcode;
 use crate::wire::command::{Command, FABRICS, Sgl, Status, connect, fabrics};
 use crate::wire::pdu::{Fault, Kind, Layout, MAX_HEADER, Pdu, digest, encode};
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// The most data that an admin or Fabrics command receives.
 const MAX_ADMIN_DATA: u32 = 8192;
@@ -283,13 +282,9 @@ impl TargetConnection {
             };
             match result {
                 Err((status, dword)) => {
-                    self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
                     let field = fabrics_commands::connect_field(dword);
-                    self.setup.subsystem.warn(format_args!(
-                        "{}: Connect was refused: {status}{}",
-                        self.setup.peer,
-                        field.map_or_else(String::new, |field| format!("; its {field} is wrong"))
-                    ));
+                    let field = field.map_or_else(String::new, |field| format!("; its {field} is wrong"));
+                    self.refuse(format_args!("Connect was refused: {status}{field}"));
                     self.finish(slot, status, dword.into());
                 }
                 Ok(queue) => {

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A connection carries one queue. After the ICReq, the first command must be Connect. It makes the
-//! connection's queue an admin queue or an I/O queue of a [`Controller`]. If the host must authenticate
+//! connection's queue an admin queue or an I/O queue of a controller. If the host must authenticate
 //! itself, all other commands are refused until it has done so. The driver carries out slow computations of
 //! an authentication: see [`TargetConnection::take_job`]. It also carries out operations on files. The connection
 //! carries out operations on memory at once.
@@ -51,6 +51,7 @@ use output::Output;
 use receive::Receiving;
 use slot::{Slots, Stage, Turn};
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -268,10 +269,21 @@ impl TargetConnection {
         self.tally.flush(&self.setup.subsystem);
     }
 
+    /// Logs a warning about the host.
+    fn warn(&self, text: fmt::Arguments<'_>) {
+        self.setup.subsystem.warn(format_args!("{}: {text}", self.setup.peer));
+    }
+
+    /// Counts a refusal and logs it.
+    fn refuse(&self, text: fmt::Arguments<'_>) {
+        self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
+        self.warn(text);
+    }
+
     /// Ends the connection with a termination request.
     fn terminate(&mut self, fault: Fault) {
         self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
-        self.setup.subsystem.warn(format_args!("{}: {fault}; the connection is closed", self.setup.peer));
+        self.warn(format_args!("{fault}; the connection is closed"));
         let (rules, input) = (&self.rules, self.input.bytes());
         self.output.append(152, |out| encode_termination(rules, &fault, input, out));
         self.input.clear();

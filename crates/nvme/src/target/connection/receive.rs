@@ -75,9 +75,7 @@ impl TargetConnection {
             }
             Header::TermReq(termination) => {
                 let reason = termination.to_string();
-                self.setup
-                    .subsystem
-                    .warn(format_args!("{}: the host ended the connection: {reason}", self.setup.peer));
+                self.warn(format_args!("the host ended the connection: {reason}"));
                 self.input.clear();
                 self.end = Some(End::Terminated(reason));
             }
@@ -160,8 +158,6 @@ impl TargetConnection {
     #[cold]
     pub(super) fn report_digest_error(&self) {
         self.setup.subsystem.counters.digest_errors.fetch_add(1, Relaxed);
-        self.setup
-            .subsystem
-            .warn(format_args!("{}: a data digest is wrong; the command fails", self.setup.peer));
+        self.warn(format_args!("a data digest is wrong; the command fails"));
     }
 }

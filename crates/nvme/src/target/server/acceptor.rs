@@ -81,10 +81,9 @@ impl Acceptor {
         let refreshed = self.subsystem.refresh();
         if let Some(file) = &mut self.hosts
             && let Some(hosts) = file.read_settled()?
+            && self.subsystem.set_hosts(Some(hosts.clone()))?
         {
-            if self.subsystem.set_hosts(Some(hosts.clone()))? {
-                file.hosts.warn_if_none(Some(&hosts));
-            }
+            file.hosts.warn_if_none(Some(&hosts));
         }
         refreshed
     }
