@@ -100,6 +100,22 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// The caller holds each packet, and uses none afterwards. Each is from this pool and in `packets` once.
     unsafe fn free(&self, packets: &[Packet]);
 
+    /// Returns true if [`Pool::free_at`] can free this pool's buffers.
+    fn frees_by_offset(&self) -> bool {
+        false
+    }
+
+    /// Frees the buffers in which these offsets in [`Pool::region`] lie. A list of offsets is shorter than a list of packets.
+    ///
+    /// # Panics
+    /// Unless [`Pool::frees_by_offset`].
+    ///
+    /// # Safety
+    /// As for [`Pool::free`], for the packets that begin at these offsets.
+    unsafe fn free_at(&self, _offsets: &[u64]) {
+        unimplemented!("this kind of pool does not find buffers by their offsets");
+    }
+
     /// Makes the calling thread the pool's owner until the guard is dropped. The owner needs no lock. Returns
     /// `None` if another thread is the owner, or this kind of pool has no owner.
     fn own(&self) -> Option<PoolOwner<'_>> {

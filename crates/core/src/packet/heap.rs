@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub struct HeapPool {
     region: Region,
     stride: usize,
+    /// [`reciprocal`] of `stride`.
+    reciprocal: u64,
     headroom: usize,
     count: usize,
     /// Free buffers. Threads that do not own the pool allocate from this list. The owner refills its own list
@@ -98,6 +100,7 @@ impl HeapPool {
         }
         Ok(Self {
             stride,
+            reciprocal: reciprocal(stride as u64),
             headroom: HEADROOM,
             count,
             free: CacheAligned(Mutex::new((0..count as u32).rev().collect())),
@@ -132,6 +135,13 @@ impl HeapPool {
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);
+        let mut returned = self.returned.0.lock().expect(UNPOISONED);
+        if returned.len() + owned.len() <= wanted {
+            // Exchange the lists, because a copy would access memory twice more for each buffer.
+            returned.append(owned);
+            std::mem::swap(&mut *returned, owned);
+        }
+        drop(returned);
         for list in [&self.returned, &self.free] {
             let mut list = list.0.lock().expect(UNPOISONED);
             let keep = list.len().saturating_sub(wanted.saturating_sub(owned.len()));
@@ -154,6 +164,24 @@ impl HeapPool {
         }
         free.truncate(keep);
         count
+    }
+
+    /// Adds freed buffers to the list of the calling thread.
+    #[inline]
+    fn add(&self, freed: impl Iterator<Item = u32> + Clone) {
+        let add = |list: &mut Vec<u32>| {
+            list.extend(freed.clone());
+            assert!(list.len() <= self.count, "a packet was freed twice");
+        };
+        let owned = self.with_owned(|owned| {
+            add(owned);
+            if owned.len() > self.count / 2 {
+                // The owner holds more than half of the pool's buffers, and other threads may need some. So
+                // return a quarter of the pool to the shared list.
+                self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
+            }
+        });
+        owned.unwrap_or_else(|| add(&mut self.returned.0.lock().expect(UNPOISONED)))
     }
 
     fn meta_cell(&self, packet: &Packet) -> &UnsafeCell<PacketMeta> {
@@ -183,19 +211,16 @@ unsafe impl Pool for HeapPool {
 
     #[inline]
     unsafe fn free(&self, packets: &[Packet]) {
-        let add = |list: &mut Vec<u32>| {
-            list.extend(packets.iter().map(|packet| packet.cookie as u32));
-            assert!(list.len() <= self.count, "a packet was freed twice");
-        };
-        let owned = self.with_owned(|owned| {
-            add(owned);
-            if owned.len() > self.count / 2 {
-                // The owner holds more than half of the pool's buffers, and other threads may need some. So
-                // return a quarter of the pool to the shared list.
-                self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
-            }
-        });
-        owned.unwrap_or_else(|| add(&mut self.returned.0.lock().expect(UNPOISONED)))
+        self.add(packets.iter().map(|packet| packet.cookie as u32));
+    }
+
+    fn frees_by_offset(&self) -> bool {
+        true
+    }
+
+    unsafe fn free_at(&self, offsets: &[u64]) {
+        let reciprocal = self.reciprocal;
+        self.add(offsets.iter().map(|&offset| quotient(offset, reciprocal)));
     }
 
     fn own(&self) -> Option<PoolOwner<'_>> {
@@ -249,6 +274,18 @@ impl Drop for PoolOwner<'_> {
     }
 }
 
+/// Returns 2^64 / `stride`, rounded up. It divides faster than a division does; see [`quotient`].
+fn reciprocal(stride: u64) -> u64 {
+    u64::MAX / stride + 1
+}
+
+/// Returns `offset` / `stride`, rounded down. The result is right if `offset` times `stride` is at most 2^64: rounding up the reciprocal adds less than
+/// 1 / `stride` then. Offsets have at most 42 bits, and strides 18.
+#[inline]
+fn quotient(offset: u64, reciprocal: u64) -> u32 {
+    (u128::from(offset) * u128::from(reciprocal) >> 64) as u32
+}
+
 /// Returns the number of the calling thread: above 0 and unique in the process.
 #[inline]
 fn thread_number() -> u64 {
@@ -283,6 +320,35 @@ mod tests {
         assert_eq!(pool.outstanding(), 1);
         free(&pool, &packets[3..4]);
         assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn buffers_are_freed_by_the_offsets_of_their_packets() {
+        for (count, room) in [(7, 1), (64, 64), (100, 1500), (33, 2048), (5, MAX_ROOM)] {
+            let pool = HeapPool::new(count, room).unwrap();
+            let mut packets = vec![Packet::EMPTY; count];
+            assert_eq!(pool.allocate(&mut packets), count);
+            // Each buffer's first and last byte, and a byte between them.
+            for at in [0, HEADROOM, pool.stride - 1] {
+                let offsets: Vec<_> = (0..count).map(|index| (index * pool.stride + at) as u64).collect();
+                // SAFETY: the packets were allocated, and are not used again.
+                unsafe { pool.free_at(&offsets[..count / 2]) };
+                assert_eq!(pool.outstanding(), count - count / 2);
+                // SAFETY: as above.
+                unsafe { pool.free_at(&offsets[count / 2..]) };
+                assert_eq!(pool.allocate(&mut packets), count);
+                packets.sort_by_key(|packet| packet.cookie);
+                assert!(packets.iter().enumerate().all(|(i, packet)| packet.cookie == i as u64), "{room}");
+            }
+            free(&pool, &packets);
+        }
+        // The largest pool: 16M buffers of 128 KiB.
+        let stride = HeapPool::stride(MAX_ROOM) as u64;
+        for index in [0, 1, (1 << 24) - 1] {
+            let reciprocal = reciprocal(stride);
+            assert_eq!(quotient(index * stride, reciprocal), index as u32);
+            assert_eq!(quotient(index * stride + stride - 1, reciprocal), index as u32);
+        }
     }
 
     #[test]

@@ -16,14 +16,63 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The packets of a [`PacketsInPlace`].
-type Packets = Arc<Vec<Packet>>;
+type Places = Arc<Vec<Place>>;
+
+/// Where a packet lies: its offset in the memory of the pool, and its length, both in bytes. Lists of packets go from one core to another, which
+/// costs time for each cache line, so the two numbers share 8 bytes.
+#[derive(Clone, Copy)]
+struct Place(u64);
+
+impl Place {
+    /// The number of bits of a length. The others are those of the offset.
+    const LENGTH_BITS: u32 = 20;
+    const MOST_LENGTH: u64 = 1 << Self::LENGTH_BITS;
+    const MOST_OFFSET: u64 = 1 << (u64::BITS - Self::LENGTH_BITS);
+
+    /// Returns the place of a packet in memory that begins at `start`. [`Place::fit`] has accepted the pool.
+    #[inline]
+    fn new(packet: &Packet, start: u64) -> Self {
+        Self((packet.address - start) << Self::LENGTH_BITS | u64::from(packet.length))
+    }
+
+    #[inline]
+    fn offset(self) -> u64 {
+        self.0 >> Self::LENGTH_BITS
+    }
+
+    #[inline]
+    fn length(self) -> u32 {
+        (self.0 % Self::MOST_LENGTH) as u32
+    }
+
+    /// Returns true if all packets of the pool have places, by which the pool can free them.
+    fn fit(pool: &dyn Pool) -> bool {
+        let fits = (pool.room() as u64) < Self::MOST_LENGTH && (pool.region().len() as u64) < Self::MOST_OFFSET;
+        fits && pool.frees_by_offset()
+    }
+
+    /// Frees the packets at these places.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`]. The places are those of packets of `pool`, and `Place::fit` has accepted it.
+    unsafe fn free(places: &[Self], pool: &dyn Pool) {
+        let mut offsets = [0; FREED_TOGETHER];
+        for places in places.chunks(FREED_TOGETHER) {
+            for (offset, place) in offsets.iter_mut().zip(places) {
+                *offset = place.offset();
+            }
+            // SAFETY: as the caller promises.
+            unsafe { pool.free_at(&offsets[..places.len()]) };
+        }
+    }
+}
 
 /// The most complete lists of packets that wait for the program. With two, the run fills the second one while the program wakes up for the first.
 const MOST_LISTS: usize = 2;
 /// The most emptied lists that are kept for further packets.
 const MOST_SPARE: usize = 8;
 /// The number of packets that are freed together. The pool is locked meanwhile, and the run may need it.
-const FREED_TOGETHER: usize = 4096;
+const FREED_TOGETHER: usize = 1024;
 
 /// Receives the packets of a port in place, after a packet function if there is one. With a pool in the memory of a GPU
 /// ([`Memory::Pool`](crate::gpu::Memory::Pool)), the packets stay there.
@@ -50,7 +99,7 @@ pub enum NextPackets {
 
 /// Packets that lie where the port has received them. Nobody changes them until this value is dropped.
 pub struct PacketsInPlace {
-    packets: Packets,
+    places: Places,
     shared: Arc<Shared<Waiting>>,
     pool: Arc<dyn Pool>,
     number: u64,
@@ -60,13 +109,13 @@ pub struct PacketsInPlace {
 #[derive(Default)]
 struct Waiting {
     /// The lists of packets that wait for the program, oldest first.
-    lists: VecDeque<Vec<Packet>>,
+    lists: VecDeque<Vec<Place>>,
     /// The packets after those of `lists`. The queue leaves its list here while the run has nothing to send, so that the program finds it.
-    parked: Vec<Packet>,
+    parked: Vec<Place>,
     /// The packets of each [`PacketsInPlace`], by its number.
-    held: HashMap<u64, Packets>,
+    held: HashMap<u64, Places>,
     /// Emptied lists, whose memory further packets use.
-    spare: Vec<Vec<Packet>>,
+    spare: Vec<Vec<Place>>,
     next: u64,
     /// The pool of all these packets, once the run has begun.
     pool: Option<Arc<dyn Pool>>,
@@ -83,18 +132,18 @@ impl Waiting {
     }
 
     /// Takes the oldest list of packets, and remembers its packets as held.
-    fn take(&mut self) -> Option<(Packets, Arc<dyn Pool>, u64)> {
+    fn take(&mut self) -> Option<(Places, Arc<dyn Pool>, u64)> {
         let pool = self.pool.clone()?;
         let list = self.lists.pop_front().unwrap_or_else(|| std::mem::take(&mut self.parked));
         if list.is_empty() {
             return None;
         }
-        let packets = Arc::new(list);
+        let places = Arc::new(list);
         self.next += 1;
         if !self.over {
-            self.held.insert(self.next, Arc::clone(&packets));
+            self.held.insert(self.next, Arc::clone(&places));
         }
-        Some((packets, pool, self.next))
+        Some((places, pool, self.next))
     }
 
     /// Frees all packets at the end of the run.
@@ -102,9 +151,9 @@ impl Waiting {
         let Some(pool) = self.pool.as_ref().filter(|_| !self.over) else { return };
         let held = self.held.values().map(|held| held.as_slice());
         let lists = self.lists.iter().map(Vec::as_slice);
-        for packets in held.chain(lists).chain([self.parked.as_slice()]) {
+        for places in held.chain(lists).chain([self.parked.as_slice()]) {
             // SAFETY: the packets are from this pool, and each of them is in one of these lists only. Nobody frees them after `over`.
-            unsafe { pool.free(packets) };
+            unsafe { Place::free(places, &**pool) };
         }
         self.held.clear();
         self.over = true;
@@ -156,9 +205,9 @@ impl InPlaceReceiver {
         };
         let ended = state.ended;
         drop(state);
-        if let Some((packets, pool, number)) = taken {
+        if let Some((places, pool, number)) = taken {
             self.asked = None;
-            return Ok(NextPackets::Packets(PacketsInPlace { packets, shared, pool, number }));
+            return Ok(NextPackets::Packets(PacketsInPlace { places, shared, pool, number }));
         }
         if !ended {
             return Ok(NextPackets::None);
@@ -186,18 +235,17 @@ impl InPlaceReceiver {
 impl PacketsInPlace {
     /// Returns the number of packets.
     pub fn len(&self) -> usize {
-        self.packets.len()
+        self.places.len()
     }
 
     /// Returns true if there are no packets.
     pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
+        self.places.is_empty()
     }
 
     /// Returns for each packet where it begins in the memory of [`PacketsInPlace::memory`], and its length, both in bytes.
     pub fn places(&self) -> impl ExactSizeIterator<Item = (u64, u32)> {
-        let start = self.pool.region().address();
-        self.packets.iter().map(move |packet| (packet.address - start, packet.length))
+        self.places.iter().map(|place| (place.offset(), place.length()))
     }
 
     /// Returns the memory of the pool, in which the packets lie. Other packets of the pool lie there, too.
@@ -214,12 +262,10 @@ impl Drop for PacketsInPlace {
         }
         state.batch.freeing += 1;
         drop(state);
-        for packets in self.packets.chunks(FREED_TOGETHER) {
-            // SAFETY: the packets are from this pool. They were in `held` until now, so `Waiting::end` has not freed them, and can
-            // no longer find them.
-            unsafe { self.pool.free(packets) };
-        }
-        let mut list = Arc::get_mut(&mut self.packets).map(std::mem::take).unwrap_or_default();
+        // SAFETY: the packets are from this pool. They were in `held` until now, so `Waiting::end` has not freed them, and can
+        // no longer find them.
+        unsafe { Place::free(&self.places, &*self.pool) };
+        let mut list = Arc::get_mut(&mut self.places).map(std::mem::take).unwrap_or_default();
         list.clear();
         let mut state = self.shared.lock();
         state.batch.freeing -= 1;
@@ -236,15 +282,7 @@ impl Drop for PacketsInPlace {
 fn port(shared: Arc<Shared<Waiting>>, wanted: Arc<AtomicBool>, most: usize) -> PortSpec {
     let name = "packets in place";
     let properties = Properties { role: Role::Send, moves_payload: false, ..Properties::PLAIN };
-    let list = Vec::new();
-    let queue = Mutex::new(Some(PlaceTx {
-        shared,
-        wanted,
-        most,
-        list,
-        parked: false,
-        counters: Counters::default(),
-    }));
+    let queue = Mutex::new(Some(PlaceTx::new(shared, wanted, most)));
     let open = move |_: &_| {
         let queue = queue.lock().expect("nothing panics while it holds the queue").take();
         let info = PortInfo {
@@ -280,9 +318,14 @@ impl Port for PlacePort {
     }
 
     fn take_tx(&mut self, _queue: u16, pool: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
-        let Some(queue) = self.queue.take() else {
+        let Some(mut queue) = self.queue.take() else {
             return Err(inlane_core::Error::port_failed(&self.info.name, "a run has already used it"));
         };
+        if !Place::fit(&*pool) {
+            let why = "ports of DPDK cannot be received in place; receive their packets in batches";
+            return Err(inlane_core::Error::port_usage(&self.info.name, why));
+        }
+        queue.start = pool.region().address();
         queue.shared.lock().batch.pool = Some(pool);
         Ok(Box::new(queue))
     }
@@ -295,14 +338,20 @@ struct PlaceTx {
     wanted: Arc<AtomicBool>,
     /// The most packets in a list.
     most: usize,
+    /// The address at which the memory of the pool begins.
+    start: u64,
     /// The packets since the last list. Empty while `parked`.
-    list: Vec<Packet>,
+    list: Vec<Place>,
     /// The list is in [`Waiting::parked`].
     parked: bool,
     counters: Counters,
 }
 
 impl PlaceTx {
+    fn new(shared: Arc<Shared<Waiting>>, wanted: Arc<AtomicBool>, most: usize) -> Self {
+        Self { shared, wanted, most, start: 0, list: Vec::new(), parked: false, counters: Counters::default() }
+    }
+
     /// Hands the list to the program, unless enough lists wait already.
     #[cold]
     fn hand_over(&mut self) {
@@ -310,7 +359,7 @@ impl PlaceTx {
         if state.closed {
             let pool = state.batch.pool.as_ref().expect("`take_tx` has set the pool");
             // SAFETY: the packets are from this pool, and `send` has kept them. The list is emptied.
-            unsafe { pool.free(&self.list) };
+            unsafe { Place::free(&self.list, &**pool) };
             self.list.clear();
         } else if state.batch.lists.len() < MOST_LISTS {
             let spare = state.batch.spare.pop().unwrap_or_default();
@@ -355,12 +404,16 @@ unsafe impl Tx for PlaceTx {
             self.hand_over();
         }
         let taken = packets.len().min(self.most - self.list.len());
-        self.list.extend_from_slice(&packets[..taken]);
+        let (start, mut bytes) = (self.start, 0);
+        self.list.extend(packets[..taken].iter().map(|packet| {
+            bytes += u64::from(packet.length);
+            Place::new(packet, start)
+        }));
         if self.list.len() == self.most || self.wanted.load(Ordering::Relaxed) && !self.list.is_empty() {
             self.hand_over();
         }
         self.counters.packets += taken as u64;
-        self.counters.bytes += packets[..taken].iter().map(|packet| u64::from(packet.length)).sum::<u64>();
+        self.counters.bytes += bytes;
         Ok(taken)
     }
 
@@ -404,14 +457,15 @@ mod tests {
             self.pool.allocate(packets)
         }
 
-        unsafe fn free(&self, packets: &[Packet]) {
-            if packets.is_empty() {
-                return;
-            }
+        unsafe fn free(&self, _packets: &[Packet]) {
+            unreachable!("packets in place are freed by their offsets");
+        }
+
+        unsafe fn free_at(&self, offsets: &[u64]) {
             self.begins.send(()).unwrap();
             self.may_go_on.lock().unwrap().recv().unwrap();
             // SAFETY: the caller's promises.
-            unsafe { self.pool.free(packets) }
+            unsafe { self.pool.free_at(offsets) }
         }
 
         fn room(&self) -> usize {
@@ -447,20 +501,14 @@ mod tests {
         let pool = SlowPool { pool: HeapPool::new(8, 64).unwrap(), begins, may_go_on: Mutex::new(may_go_on) };
         let (pool, shared) = (Arc::new(pool), Arc::<Shared<Waiting>>::default());
         shared.lock().batch.pool = Some(pool.clone());
-        let mut queue = PlaceTx {
-            shared: Arc::clone(&shared),
-            wanted: Arc::default(),
-            most: 8,
-            list: Vec::new(),
-            parked: false,
-            counters: Counters::default(),
-        };
+        let mut queue = PlaceTx::new(Arc::clone(&shared), Arc::default(), 8);
+        queue.start = pool.region().address();
         let mut packets = [Packet::EMPTY; 8];
         assert_eq!(pool.allocate(&mut packets), 8);
         // SAFETY: the packets were just allocated, and are not used again.
         assert_eq!(unsafe { queue.send(&packets) }.unwrap(), 8);
-        let (packets, of, number) = shared.lock().batch.take().expect("a full list");
-        let held = PacketsInPlace { packets, shared, pool: of, number };
+        let (places, of, number) = shared.lock().batch.take().expect("a full list");
+        let held = PacketsInPlace { places, shared, pool: of, number };
         let (ended, end) = channel();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(held));
