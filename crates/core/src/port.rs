@@ -240,6 +240,10 @@ pub unsafe trait Tx: Send {
         Ok(())
     }
 
+    /// Tells the queue that there have been no packets to send for some time, which is longer than until [`Tx::flush`]. Call it again and again, before
+    /// the thread gives up the processor.
+    fn idle(&mut self) {}
+
     /// Flushes buffered packets at the end of a run. If a slow reader does not take them, tries again while
     /// `keep_waiting` returns true. Packets that remain are lost, and [`Tx::counters`] counts them as errors.
     ///

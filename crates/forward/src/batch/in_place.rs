@@ -110,7 +110,7 @@ pub struct PacketsInPlace {
 struct Waiting {
     /// The lists of packets that wait for the program, oldest first.
     lists: VecDeque<Vec<Place>>,
-    /// The packets after those of `lists`. The queue leaves its list here while the run has nothing to send, so that the program finds it.
+    /// The packets after those of `lists`. The queue leaves its list here while it is idle, so that the program finds it.
     parked: Vec<Place>,
     /// The packets of each [`PacketsInPlace`], by its number.
     held: HashMap<u64, Places>,
@@ -362,7 +362,7 @@ impl PlaceTx {
             unsafe { Place::free(&self.list, &**pool) };
             self.list.clear();
         } else if state.batch.lists.len() < MOST_LISTS {
-            let spare = state.batch.spare.pop().unwrap_or_default();
+            let spare = state.batch.spare.pop().unwrap_or_else(|| Vec::with_capacity(self.most));
             state.batch.lists.push_back(std::mem::replace(&mut self.list, spare));
             self.wanted.store(false, Ordering::Relaxed);
             drop(state);
@@ -371,6 +371,7 @@ impl PlaceTx {
     }
 
     /// Leaves the list where the program finds it.
+    #[cold]
     fn park(&mut self) {
         let mut state = self.shared.lock();
         state.batch.parked = std::mem::take(&mut self.list);
@@ -387,7 +388,7 @@ impl PlaceTx {
         let mut state = self.shared.lock();
         self.list = std::mem::take(&mut state.batch.parked);
         if self.list.capacity() == 0 {
-            self.list = state.batch.spare.pop().unwrap_or_default();
+            self.list = state.batch.spare.pop().unwrap_or_else(|| Vec::with_capacity(self.most));
         }
         self.parked = false;
     }
@@ -418,14 +419,20 @@ unsafe impl Tx for PlaceTx {
     }
 
     fn flush(&mut self) -> inlane_core::Result<()> {
-        if !self.list.is_empty() {
-            self.park();
+        if self.wanted.load(Ordering::Relaxed) && !self.list.is_empty() {
+            self.hand_over();
         }
         Ok(())
     }
 
+    fn idle(&mut self) {
+        if !self.list.is_empty() {
+            self.park();
+        }
+    }
+
     fn finish(&mut self, _keep_waiting: &mut dyn FnMut() -> bool) -> inlane_core::Result<()> {
-        self.flush()?;
+        self.idle();
         // Packets that a program is freeing would count as lost.
         let waited = self.shared.changed.wait_while(self.shared.lock(), |state| state.batch.freeing > 0);
         waited.expect("nothing panics while it holds the lock").batch.end();

@@ -247,6 +247,8 @@ impl Circulation {
                     tx_stage.flush(control);
                     rx_stage.publish(context);
                     tx_stage.publish(context, tally.dropped());
+                } else if idle.yields() {
+                    tx_stage.idle();
                 }
             }
         }

@@ -95,6 +95,8 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                     tx_stage.flush(control);
                     rx_stage.publish(context);
                     tx_stage.publish(context, tally.dropped());
+                } else if idle.yields() {
+                    tx_stage.idle();
                 }
                 if ticks {
                     instance.tick(clock.now_ns());

@@ -186,6 +186,11 @@ impl TxStage {
         }
     }
 
+    /// Tells the ports that there have been no packets for some time.
+    pub fn idle(&mut self) {
+        self.txs.iter_mut().for_each(|tx| tx.idle());
+    }
+
     /// Waits until each port has sent its buffered packets. After the run is stopped, waits at most
     /// [`STOP_TIMEOUT`].
     fn finish_ports(&mut self, control: &Control) {

@@ -69,6 +69,10 @@ unsafe impl Tx for CapturedTx {
         self.writer.flush()
     }
 
+    fn idle(&mut self) {
+        self.inner.idle();
+    }
+
     fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
         self.inner.finish(keep_waiting)?;
         self.writer.finish(keep_waiting)
