@@ -283,7 +283,7 @@ fn reciprocal(stride: u64) -> u64 {
 /// 1 / `stride` then. Offsets have at most 42 bits, and strides 18.
 #[inline]
 fn quotient(offset: u64, reciprocal: u64) -> u32 {
-    (u128::from(offset) * u128::from(reciprocal) >> 64) as u32
+    ((u128::from(offset) * u128::from(reciprocal)) >> 64) as u32
 }
 
 /// Returns the number of the calling thread: above 0 and unique in the process.

@@ -32,7 +32,7 @@ impl Place {
     /// Returns the place of a packet in memory that begins at `start`. [`Place::fit`] has accepted the pool.
     #[inline]
     fn new(packet: &Packet, start: u64) -> Self {
-        Self((packet.address - start) << Self::LENGTH_BITS | u64::from(packet.length))
+        Self(((packet.address - start) << Self::LENGTH_BITS) | u64::from(packet.length))
     }
 
     #[inline]
@@ -47,7 +47,8 @@ impl Place {
 
     /// Returns true if all packets of the pool have places, by which the pool can free them.
     fn fit(pool: &dyn Pool) -> bool {
-        let fits = (pool.room() as u64) < Self::MOST_LENGTH && (pool.region().len() as u64) < Self::MOST_OFFSET;
+        let fits =
+            (pool.room() as u64) < Self::MOST_LENGTH && (pool.region().len() as u64) < Self::MOST_OFFSET;
         fits && pool.frees_by_offset()
     }
 
@@ -349,7 +350,15 @@ struct PlaceTx {
 
 impl PlaceTx {
     fn new(shared: Arc<Shared<Waiting>>, wanted: Arc<AtomicBool>, most: usize) -> Self {
-        Self { shared, wanted, most, start: 0, list: Vec::new(), parked: false, counters: Counters::default() }
+        Self {
+            shared,
+            wanted,
+            most,
+            start: 0,
+            list: Vec::new(),
+            parked: false,
+            counters: Counters::default(),
+        }
     }
 
     /// Hands the list to the program, unless enough lists wait already.
