@@ -19,6 +19,7 @@
 //!
 //! [`crate::variables`] lists the variables that users set.
 
+mod help;
 mod invitation;
 pub mod leftovers;
 pub mod manager;
@@ -28,6 +29,7 @@ mod processors;
 mod session;
 mod supervise;
 
+pub use help::help;
 pub use inlane_core::cores::allowed as processors;
 pub use invitation::{Invitation, MEETING};
 pub use manager::is_in_job;

@@ -10,17 +10,16 @@ use std::time::Duration;
 pub const HEAP: &str = "SHMEM_SYMMETRIC_SIZE";
 /// Prints the library's version at the start.
 pub const VERSION: &str = "SHMEM_VERSION";
-/// If set, a program prints the list of these variables ([`HELP`]) at the start.
+/// If set, a program prints the list of these variables ([`crate::launch::help()`]) at the start.
 pub const INFO: &str = "SHMEM_INFO";
 /// Prints which path each PE takes, and why.
 pub const DEBUG: &str = "SHMEM_DEBUG";
 /// Checks calls of the symmetric heap, and accesses to it. All PEs must have the same value.
 pub const CHECK: &str = "INLANE_SHMEM_CHECK";
-/// Chooses how the PEs communicate: `windows` or `ucx`. The option `--transport` of inlane's launcher has
-/// priority.
+/// Names the transport over which the PEs communicate. The option `--transport` of inlane's launcher has priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
-/// The IP address of PE 0's machine for jobs over UCX that a process manager such as `mpirun` started. The
-/// PEs connect to PE 0 at this address.
+/// The IP address of PE 0's machine for jobs through a network that a process manager such as `mpirun` started. The PEs
+/// connect to PE 0 at this address.
 pub const ADDRESS: &str = "INLANE_NTB_ADDRESS";
 /// Chooses whether waiting PEs leave their processor to others: `1` or `0`.
 pub const YIELD: &str = "INLANE_NTB_YIELD";
@@ -28,18 +27,6 @@ pub const YIELD: &str = "INLANE_NTB_YIELD";
 pub const CONNECT_TIMEOUT: &str = "INLANE_SHMEM_CONNECT_TIMEOUT";
 /// How long another PE may take to answer a request.
 pub const ANSWER_TIMEOUT: &str = "INLANE_SHMEM_ANSWER_TIMEOUT";
-
-/// The list of environment variables that a program prints at the start if [`INFO`] is set.
-pub const HELP: &str = "\
-SHMEM_SYMMETRIC_SIZE=SIZE          symmetric heap of each PE: a number with K, M, G or T [1G]
-SHMEM_VERSION=1                    print the library's version at the start
-SHMEM_INFO=1                       print this text at the start
-SHMEM_DEBUG=1                      print the path that each PE takes, and why
-INLANE_SHMEM_CHECK=1               check that PEs allocate alike, and that accesses lie within allocated blocks
-INLANE_NTB_TRANSPORT=NAME          windows, or ucx [windows; ucx if mpirun or srun starts PEs on several machines]
-INLANE_NTB_ADDRESS=ADDRESS         over ucx with mpirun or srun: the address of PE 0's machine at which PEs meet
-INLANE_SHMEM_CONNECT_TIMEOUT=TIME  longest wait for the other PEs to start, such as 30s [no limit]
-INLANE_SHMEM_ANSWER_TIMEOUT=TIME   longest wait for another PE's answer, such as 75s [no limit]";
 
 /// The standard library's error for a text that is not a whole number.
 const NO_NUMBER: &str = "invalid digit found in string";

@@ -3,7 +3,7 @@
 
 use crate::{statics, threads};
 use inlane_pgas::error::{Error, Result};
-use inlane_pgas::launch::{End, Membership, Session, leftovers};
+use inlane_pgas::launch::{self, End, Membership, Session, leftovers};
 use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::select::AnyTransport;
 use inlane_pgas::variables;
@@ -260,7 +260,7 @@ fn describe() {
         print(concat!("inlane ", env!("CARGO_PKG_VERSION"), ", OpenSHMEM 1.5"));
     }
     if me == 0 && variables::is_set(variables::INFO) {
-        print(&format!("environment variables, and what is taken without them:\n{}", variables::HELP));
+        print(&format!("environment variables, and what is taken without them:\n{}", launch::help()));
     }
     if variables::is_set(variables::DEBUG) {
         let (_, bytes) = world().transport().symmetric();

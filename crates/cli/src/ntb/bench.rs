@@ -227,7 +227,7 @@ impl Bench {
             ucx: self.ucx.clone().map(|program| UcxPerftest {
                 program,
                 repeats: self.ucx_repeats,
-                by_environment: kind.restricted_by().contains(&"UCX_TLS"),
+                by_environment: kind.uses_ucx(),
             }),
             transport: self.transport,
             only: self.only,

@@ -30,8 +30,8 @@ impl Session {
     /// for the program's static objects.
     ///
     /// In a job of inlane's launcher, the launcher chooses the transport. Other jobs use the transport that
-    /// [`variables::TRANSPORT`] names. Without this variable, they use UCX if the PEs run on several
-    /// machines, and windows otherwise.
+    /// [`variables::TRANSPORT`] names. Without this variable, they use [`TransportKind::between_machines`] if the PEs run
+    /// on several machines, and the default transport otherwise.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid variable. Also if the job cannot be joined.
@@ -57,24 +57,15 @@ impl Session {
             let Some(pe) = of_launcher::<u32>(PE)? else {
                 return Err(Error::invalid(MEETING, format!("{PE} is missing; pass both to each PE")));
             };
-            let reason = match launched {
-                TransportKind::Windows => ON_ONE_MACHINE,
-                _ => "the launcher was asked for it",
-            };
+            let reason =
+                if launched.has_windows() { ON_ONE_MACHINE } else { "the launcher was asked for it" };
             return Self::join(&invitation, pe, (heap_bytes, additional), (None, None), reason.into());
         }
         let manager = manager::connect()?;
         let spread = manager
             .as_ref()
             .is_some_and(|manager| manager.local_size().is_some_and(|here| here < manager.size()));
-        let (kind, reason) = match (asked, TransportKind::asked_for()?) {
-            (None, None) if spread => (TransportKind::Ucx, "the PEs run on several machines".into()),
-            (Some(TransportKind::Windows), _) | (None, Some(TransportKind::Windows) | None) => {
-                (TransportKind::Windows, ON_ONE_MACHINE.into())
-            }
-            (Some(asked), _) => (asked, format!("{TRANSPORT} asks for it")),
-            (None, Some(asked)) => (asked, format!("{} asks for it", variables::TRANSPORT)),
-        };
+        let (kind, reason) = choice(asked, TransportKind::asked_for()?, spread);
         match manager {
             Some(manager) => {
                 let pe = manager.rank();
@@ -180,6 +171,24 @@ impl Session {
 /// The value of [`Session::reason`] over windows.
 const ON_ONE_MACHINE: &str = "all PEs run on this machine";
 
+/// Returns the transport of a job that inlane's launcher did not start, and why. The program asks for `by_program`, and the
+/// user's environment for `by_variable`. `spread` is true if the PEs run on several machines.
+fn choice(
+    by_program: Option<TransportKind>,
+    by_variable: Option<TransportKind>,
+    spread: bool,
+) -> (TransportKind, String) {
+    let (kind, reason) = match (by_program, by_variable) {
+        (Some(kind), _) => (kind, format!("{TRANSPORT} asks for it")),
+        (None, Some(kind)) => (kind, format!("{} asks for it", variables::TRANSPORT)),
+        (None, None) if spread => {
+            (TransportKind::between_machines(), "the PEs run on several machines".into())
+        }
+        (None, None) => (TransportKind::default(), "it is the default".into()),
+    };
+    (kind, if kind.has_windows() { ON_ONE_MACHINE.into() } else { reason })
+}
+
 /// Returns the size in bytes of the symmetric heap that the launcher or the user asks for.
 fn heap_bytes() -> Result<u64> {
     match of_launcher::<u64>("INLANE_NTB_HEAP")? {
@@ -202,4 +211,26 @@ fn yields(usual: bool) -> Result<bool> {
 /// Returns the completion mode that the launcher or the user asks for.
 fn completion() -> Result<CompletionMode> {
     Ok(of_launcher("INLANE_NTB_COMPLETION")?.unwrap_or(CompletionMode::Adaptive))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlane_core::setting::Choice;
+
+    #[test]
+    fn the_transport_is_what_the_program_or_else_the_environment_asks_for() {
+        for (asked, other) in
+            [(0, 1), (1, 0)].map(|(a, b)| (TransportKind::CHOICES[a].0, TransportKind::CHOICES[b].0))
+        {
+            for spread in [false, true] {
+                assert_eq!(choice(Some(asked), Some(other), spread).0, asked);
+                assert_eq!(choice(None, Some(asked), spread).0, asked);
+            }
+        }
+        assert_eq!(choice(None, None, false), (TransportKind::default(), ON_ONE_MACHINE.into()));
+        let (between_machines, reason) = choice(None, None, true);
+        assert!(!between_machines.has_windows());
+        assert_eq!(reason, "the PEs run on several machines");
+    }
 }

@@ -117,6 +117,9 @@ pub trait Network: Transport + Sized {
     /// True if the transport has windows, so that a job can have faults and a mover. The PEs then run on one machine. Other
     /// transports connect the PEs through a network, at [`Opening::address`].
     const HAS_WINDOWS: bool = false;
+    /// True if the transport uses UCX. `ntb bench` then starts ucx_perftest with the user's UCX variables, so both measure the
+    /// same path. With other transports, ucx_perftest uses shared memory.
+    const USES_UCX: bool = false;
     /// The environment variables by which users restrict what the transport chooses from.
     const RESTRICTED_BY: &[&str] = &[];
     /// Environment variables that the launcher sets in PEs, each with its value, unless the user has set them.

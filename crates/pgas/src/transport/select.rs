@@ -51,6 +51,11 @@ macro_rules! transports {
                 match self { $(TransportKind::$variant => <$transport>::HAS_WINDOWS,)+ }
             }
 
+            /// Returns [`Network::USES_UCX`].
+            pub fn uses_ucx(self) -> bool {
+                match self { $(TransportKind::$variant => <$transport>::USES_UCX,)+ }
+            }
+
             /// Returns [`Network::RESTRICTED_BY`].
             pub fn restricted_by(self) -> &'static [&'static str] {
                 match self { $(TransportKind::$variant => <$transport>::RESTRICTED_BY,)+ }
@@ -175,6 +180,13 @@ impl TransportKind {
     /// [`Error::Invalid`] for a value that is no transport.
     pub fn asked_for() -> Result<Option<Self>> {
         variables::parsed(variables::TRANSPORT, "")
+    }
+
+    /// Returns the transport of jobs whose PEs run on several machines, unless the user asks for another: the first one of
+    /// the list that connects the PEs through a network.
+    pub fn between_machines() -> Self {
+        let kinds = || Self::CHOICES.iter().map(|(kind, ..)| *kind);
+        kinds().find(|kind| !kind.has_windows()).unwrap_or_default()
     }
 }
 

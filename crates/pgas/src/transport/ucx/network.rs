@@ -10,6 +10,7 @@ use std::sync::Arc;
 impl Network for Ucx {
     type Link = Client;
 
+    const USES_UCX: bool = true;
     const RESTRICTED_BY: &[&str] = &["UCX_TLS", "UCX_NET_DEVICES"];
     const MAY_ABORT: bool = true;
     // UCX's messages go to standard output otherwise, but that belongs to the program.
