@@ -145,6 +145,11 @@ impl Error {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 
+    /// Returns [`Error::invalid`] unless `ok`.
+    pub(crate) fn require(ok: bool, what: impl Into<Subject>, why: impl Into<String>) -> Result<()> {
+        if ok { Ok(()) } else { Err(Self::invalid(what, why)) }
+    }
+
     /// Creates an [`Error::Environment`].
     pub(crate) fn environment(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Environment { what: what.into(), why: why.into() }

@@ -108,64 +108,42 @@ impl Workload {
     pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
         let unit = u64::from(namespace.block_bytes);
         let shown = units::bytes;
-        let multiple = |field: Field, value: u64| match value.is_multiple_of(unit) {
-            true => Ok(()),
-            false => {
-                let near = value.div_ceil(unit).saturating_mul(unit);
-                let why = format!("give a multiple of {unit}, the namespace's block size, such as {near}");
-                Err(Error::invalid(field.with(value), why))
-            }
+        let multiple = |field: Field, value: u64| {
+            let near = value.div_ceil(unit).saturating_mul(unit);
+            let why = format!("give a multiple of {unit}, the namespace's block size, such as {near}");
+            Error::require(value.is_multiple_of(unit), field.with(value), why)
         };
         multiple(BS, self.block_bytes)?;
         multiple(OFFSET, self.offset)?;
-        let most = u64::from(namespace.max_transfer);
-        if self.block_bytes == 0 || self.block_bytes > most {
-            let why = format!(
-                "give {unit} to {} bytes, which the target transfers with a command",
-                most / unit * unit
-            );
-            return Err(Error::invalid(BS.with(self.block_bytes), why));
-        }
-        if self.depth == 0 || self.depth >= MAX_ENTRIES {
-            return Err(Error::invalid(IODEPTH, format!("give 1 to {}", MAX_ENTRIES - 1)));
-        }
+        let most = u64::from(namespace.max_transfer) / unit * unit;
+        let why = format!("give {unit} to {most} bytes, which the target transfers with a command");
+        Error::require((1..=most).contains(&self.block_bytes), BS.with(self.block_bytes), why)?;
+        let why = format!("give 1 to {}", MAX_ENTRIES - 1);
+        Error::require((1..MAX_ENTRIES).contains(&self.depth), IODEPTH, why)?;
         let rest = namespace.bytes().saturating_sub(self.offset);
-        if rest == 0 {
-            let why = format!("the namespace of {} ends there; give less", shown(namespace.bytes()));
-            return Err(Error::invalid(OFFSET.with(shown(self.offset)), why));
-        }
+        let offset = OFFSET.with(shown(self.offset));
+        let why = format!("the namespace of {} ends there; give less", shown(namespace.bytes()));
+        Error::require(rest > 0, offset.clone(), why)?;
         let size = self.size.unwrap_or(rest);
-        if size > rest {
-            let why = format!(
-                "the namespace has only {} from {}; give less",
-                shown(rest),
-                OFFSET.with(shown(self.offset))
-            );
-            return Err(Error::invalid(SIZE.with(shown(size)), why));
-        }
+        let why = format!("the namespace has only {} from {offset}; give less", shown(rest));
+        Error::require(size <= rest, SIZE.with(shown(size)), why)?;
         let part = size / u64::from(self.jobs) / self.block_bytes * self.block_bytes;
-        if part == 0 {
-            let needed = u64::from(self.jobs).saturating_mul(self.block_bytes);
-            let what = format!("{} with {}", NUMJOBS.with(self.jobs), BS.with(shown(self.block_bytes)));
-            let why = format!(
-                "they need {}, and the range has {}; give fewer jobs, a smaller {BS} or a larger {SIZE}",
-                shown(needed),
-                shown(size)
-            );
-            return Err(Error::invalid(what, why));
-        }
-        if self.verify && self.pattern.writes() && part / self.block_bytes > 1 << 28 {
-            let why = format!(
-                "at most 2^28 blocks of each job are remembered; give a smaller {SIZE} or a larger {BS}"
-            );
-            return Err(Error::invalid(VERIFY, why));
-        }
-        if self.pattern.writes() && namespace.read_only {
-            return Err(Error::invalid(RW, "the namespace is read-only; choose read or randread"));
-        }
-        if self.verify && self.block_bytes < super::block::HEADER as u64 {
-            return Err(Error::invalid(VERIFY, format!("blocks need at least 32 bytes; give a larger {BS}")));
-        }
+        let needed = shown(u64::from(self.jobs).saturating_mul(self.block_bytes));
+        let what = format!("{} with {}", NUMJOBS.with(self.jobs), BS.with(shown(self.block_bytes)));
+        let why = format!(
+            "they need {needed}, and the range has {}; give fewer jobs, a smaller {BS} or a larger {SIZE}",
+            shown(size)
+        );
+        Error::require(part > 0, what, why)?;
+        let writes = self.pattern.writes();
+        let remembered = self.verify && writes && part / self.block_bytes > 1 << 28;
+        let why =
+            format!("at most 2^28 blocks of each job are remembered; give a smaller {SIZE} or a larger {BS}");
+        Error::require(!remembered, VERIFY, why)?;
+        let why = "the namespace is read-only; choose read or randread";
+        Error::require(!writes || !namespace.read_only, RW, why)?;
+        let why = format!("blocks need at least 32 bytes; give a larger {BS}");
+        Error::require(!self.verify || self.block_bytes >= super::block::HEADER as u64, VERIFY, why)?;
         Ok((0..u64::from(self.jobs)).map(|n| self.offset + n * part..self.offset + (n + 1) * part).collect())
     }
 }

@@ -349,7 +349,7 @@ pub fn write_from(
     let unit = u64::from(session.namespace().block_bytes);
     let aligned = |field: Field, value: u64| {
         let why = format!("the blocks of the namespace have {unit} bytes; give a multiple of that");
-        value.is_multiple_of(unit).then_some(()).ok_or_else(|| Error::invalid(field.with(value), why))
+        Error::require(value.is_multiple_of(unit), field.with(value), why)
     };
     aligned(OFFSET, offset)?;
     aligned(LENGTH, length.unwrap_or(0))?;
@@ -357,10 +357,8 @@ pub fn write_from(
     let Some(room) = room else {
         return Err(outside(session, offset, length.unwrap_or(0)));
     };
-    if session.namespace().read_only {
-        let what = format!("namespace {}", session.namespace().nsid);
-        return Err(Error::invalid(what, "it is read-only; choose another"));
-    }
+    let what = format!("namespace {}", session.namespace().nsid);
+    Error::require(!session.namespace().read_only, what, "it is read-only; choose another")?;
     let most = chunk_bytes(session);
     let length = length.unwrap_or(u64::MAX);
     let (mut written, mut ended, mut token) = (0_u64, length == 0, 0);

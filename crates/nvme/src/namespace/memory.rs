@@ -38,12 +38,11 @@ impl Memory {
     /// # Errors
     /// If `bytes` is 0 or not a multiple of 512. If the address space is too small.
     pub fn new(bytes: u64, readers: usize) -> Result<Self> {
-        let what = || format!("memory:{bytes}");
-        if bytes == 0 || !bytes.is_multiple_of(512) {
-            return Err(Error::invalid(what(), "the size must be a multiple of 512 and not 0"));
-        }
+        let what = format!("memory:{bytes}");
+        let whole = bytes > 0 && bytes.is_multiple_of(512);
+        Error::require(whole, what.clone(), "the size must be a multiple of 512 and not 0")?;
         let length =
-            usize::try_from(bytes).map_err(|_| Error::invalid(what(), "it exceeds the address space"))?;
+            usize::try_from(bytes).map_err(|_| Error::invalid(what, "it exceeds the address space"))?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses the address of the new mapping.

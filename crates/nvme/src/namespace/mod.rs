@@ -106,14 +106,11 @@ impl Namespace {
             Storage::File(file) => specification.block_bytes.unwrap_or(512).max(file.alignment()),
             Storage::Memory(_) => specification.block_bytes.unwrap_or(512),
         };
-        if let (Some(requested), Storage::File(file)) = (specification.block_bytes, &storage)
-            && requested < block_bytes
-        {
-            let why = format!(
-                "lba={requested} is impossible: it accepts multiples of {} bytes only",
-                file.alignment()
-            );
-            return Err(Error::invalid(name, why));
+        if let (Some(requested), Storage::File(file)) = (specification.block_bytes, &storage) {
+            let alignment = file.alignment();
+            let why =
+                format!("lba={requested} is impossible: it accepts multiples of {alignment} bytes only");
+            Error::require(requested >= block_bytes, name.clone(), why)?;
         }
         let block_shift = block_bytes.trailing_zeros() as u8;
         let blocks = bytes >> block_shift;
@@ -123,12 +120,10 @@ impl Namespace {
                 "{name}: the last {rest} bytes are no whole block of {block_bytes} bytes and are not served"
             );
         }
-        if blocks == 0 {
-            let why = format!(
-                "it has {bytes} bytes, less than one block of {block_bytes} bytes; enlarge it or name another"
-            );
-            return Err(Error::invalid(name, why));
-        }
+        let why = format!(
+            "it has {bytes} bytes, less than one block of {block_bytes} bytes; enlarge it or name another"
+        );
+        Error::require(blocks > 0, name.clone(), why)?;
         Ok(Self {
             name,
             id,

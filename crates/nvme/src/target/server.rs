@@ -74,10 +74,9 @@ impl Target {
     /// # Errors
     /// If a namespace cannot be opened, an address cannot be listened on, or io_uring is not available.
     pub fn start(config: Config) -> Result<Self> {
-        if config.namespaces.is_empty() || config.namespaces.len() > MAX_NAMESPACES {
-            let why = format!("{} namespaces; serve 1 to {MAX_NAMESPACES}", config.namespaces.len());
-            return Err(Error::invalid("target", why));
-        }
+        let count = config.namespaces.len();
+        let why = format!("{count} namespaces; serve 1 to {MAX_NAMESPACES}");
+        Error::require((1..=MAX_NAMESPACES).contains(&count), "target", why)?;
         let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>>>()?;
         let (listeners, addresses): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
         let Some(first) = addresses.first() else {
