@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [address, subsystem] => write_and_read(address, subsystem),
         _ => {
             let target = serve()?;
-            let address = target.subsystem().listeners()[0].to_string();
+            let address = target.subsystem().listeners[0].to_string();
             write_and_read(&address, &target.subsystem().nqn)?;
             let served = target.stop()?;
             println!("the target served {} connections", served.connections);
@@ -78,7 +78,7 @@ fn write_and_read(address: &str, subsystem: &str) -> Result<(), Box<dyn std::err
 #[test]
 fn the_example_runs() -> Result<(), Box<dyn std::error::Error>> {
     let target = serve()?;
-    write_and_read(&target.subsystem().listeners()[0].to_string(), &target.subsystem().nqn)?;
+    write_and_read(&target.subsystem().listeners[0].to_string(), &target.subsystem().nqn)?;
     target.stop()?;
     Ok(())
 }

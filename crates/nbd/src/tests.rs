@@ -158,7 +158,7 @@ fn clients_never_get_another_namespace_than_the_first() {
         format!("file:{}", path.display())
     };
     let first = target("127.0.77.10:0", &file("first", 1 << 20));
-    let address = first.subsystem().listeners()[0];
+    let address = first.subsystem().listeners[0];
     let server = Server::bind(&"127.0.0.1:0".parse().unwrap(), &options(address)).unwrap();
     let (stop, log) = (AtomicBool::new(false), std::sync::Mutex::new(String::new()));
     std::thread::scope(|scope| {

@@ -228,7 +228,7 @@ fn initialize(address: SocketAddr, digests: Digests) -> TcpStream {
 
 /// Connects an admin queue and an I/O queue.
 fn attach(target: &Target, digests: Digests) -> (TcpStream, TcpStream) {
-    let (address, nqn) = (target.subsystem().listeners()[0], &target.subsystem().nqn);
+    let (address, nqn) = (target.subsystem().listeners[0], &target.subsystem().nqn);
     let mut admin = initialize(address, digests);
     let data = |id| ConnectData::new([1; 16], id, nqn, HOST);
     let command = Command::connect(0, 32, 0, 0);

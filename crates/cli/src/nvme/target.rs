@@ -221,7 +221,7 @@ fn drop_privileges(successor: Successor) -> inlane_core::Result<()> {
 /// Prints to standard error what is served, and on which addresses.
 fn announce(target: &inlane_nvme::target::Target) {
     let subsystem = target.subsystem();
-    let addresses: Vec<_> = subsystem.listeners().iter().map(ToString::to_string).collect();
+    let addresses: Vec<_> = subsystem.listeners.iter().map(ToString::to_string).collect();
     crate::print_to_stderr(format_args!(
         "inlane: target {} listens on {} with {} threads",
         subsystem.nqn,

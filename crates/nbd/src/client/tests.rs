@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 fn session(target: &Target) -> Session {
-    Session::open(&options(target.subsystem().listeners()[0])).unwrap()
+    Session::open(&options(target.subsystem().listeners[0])).unwrap()
 }
 
 fn socket(stream: UnixStream) -> File {

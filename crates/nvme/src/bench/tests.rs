@@ -67,7 +67,7 @@ fn await_rate(sampler: &Sampler, expected: RangeInclusive<f64>) {
 #[test]
 fn the_pace_of_a_bench_may_change_while_it_runs() {
     let target = target("127.0.0.1:0", "memory:16M");
-    let options = options(target.subsystem().listeners()[0]);
+    let options = options(target.subsystem().listeners[0]);
     let mut bench = Bench::open(&workload(Pattern::RandRw, 2), &options).unwrap();
     bench.pace().set(500.0);
     run(&mut bench, |sampler, pace| {
@@ -92,7 +92,7 @@ fn the_pace_of_a_bench_may_change_while_it_runs() {
 #[test]
 fn the_operations_and_the_rate_of_a_row_are_of_one_repeat() {
     let target = target("127.0.0.1:0", "memory:16M");
-    let options = options(target.subsystem().listeners()[0]);
+    let options = options(target.subsystem().listeners[0]);
     let mut bench = Bench::open(&workload(Pattern::RandRead, 1), &options).unwrap();
     run(&mut bench, |sampler, _| await_rate(sampler, 100.0..=f64::INFINITY)).unwrap();
     let measured = bench.rows().remove(0);
@@ -111,7 +111,7 @@ fn the_operations_and_the_rate_of_a_row_are_of_one_repeat() {
 #[test]
 fn a_failed_assertion_ends_the_bench() {
     let target = target("127.0.0.1:0", "memory:16M");
-    let options = options(target.subsystem().listeners()[0]);
+    let options = options(target.subsystem().listeners[0]);
     let mut bench = Bench::open(&workload(Pattern::RandRead, 2), &options).unwrap();
     let assertion = || run(&mut bench, |_, _| panic!("a failure of a test"));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(assertion)).is_err());
@@ -121,7 +121,7 @@ fn a_failed_assertion_ends_the_bench() {
 #[test]
 fn a_thread_whose_commands_are_all_in_flight_follows_a_pace() {
     let target = target("127.0.0.1:0", "memory:16M");
-    let options = options(target.subsystem().listeners()[0]);
+    let options = options(target.subsystem().listeners[0]);
     let mut one = workload(Pattern::RandRead, 1);
     one.depth = 1;
     let mut bench = Bench::open(&one, &options).unwrap();
@@ -163,7 +163,7 @@ fn stalling(target: std::net::SocketAddr, stalled: Arc<AtomicBool>) -> std::net:
 fn time_to_stop(is_stalled: bool, is_parked: bool) -> Duration {
     let target = target("127.0.0.1:0", "memory:16M");
     let stalled = Arc::<AtomicBool>::default();
-    let address = stalling(target.subsystem().listeners()[0], stalled.clone());
+    let address = stalling(target.subsystem().listeners[0], stalled.clone());
     let mut bench = Bench::open(&workload(Pattern::RandRead, 2), &options(address)).unwrap();
     let mut stopped = None;
     run(&mut bench, |sampler, pace| {
@@ -202,7 +202,7 @@ fn a_stop_returns_the_partial_result_within_200_ms() {
 fn a_target_that_vanishes_ends_only_its_load_and_leaves_the_partial_result() {
     let (stays, vanishes) = (target("127.0.0.1:0", "memory:16M"), target("127.0.0.1:0", "memory:16M"));
     let open = |target: &crate::target::Target| {
-        let mut options = options(target.subsystem().listeners()[0]);
+        let mut options = options(target.subsystem().listeners[0]);
         options.reconnect = Duration::ZERO;
         Bench::open(&workload(Pattern::RandRead, 2), &options).unwrap()
     };
@@ -242,7 +242,7 @@ fn a_target_that_vanishes_ends_only_its_load_and_leaves_the_partial_result() {
 fn an_interrupted_verification_is_an_error() {
     let target = target("127.0.0.1:0", "memory:16M");
     let verified = Workload { verify: true, ..workload(Pattern::Write, 1) };
-    let mut bench = Bench::open(&verified, &options(target.subsystem().listeners()[0])).unwrap();
+    let mut bench = Bench::open(&verified, &options(target.subsystem().listeners[0])).unwrap();
     let stop = AtomicBool::new(false);
     let rows = measure(&mut bench, None, &stop, |_, counts| {
         stop.store(counts().writes > 100, Ordering::Relaxed);

@@ -165,16 +165,6 @@ impl Association {
         self.identify.cntrltype == controller_type::DISCOVERY || self.options.subsystem == nqn::DISCOVERY
     }
 
-    /// Returns the controller's identifier.
-    pub fn id(&self) -> u16 {
-        self.id
-    }
-
-    /// Returns the data of Identify Controller.
-    pub fn identify(&self) -> &IdentifyController {
-        &self.identify
-    }
-
     /// Returns the address and port of the controller.
     pub fn peer(&self) -> &str {
         self.admin.peer()
@@ -298,7 +288,7 @@ impl Association {
             Err(Error::Status { .. }) => connect(0)?,
             result => result?,
         };
-        queue.connection.set_max_capsule_data(self.identify.max_capsule_data());
+        queue.connection.max_capsule_data = self.identify.max_capsule_data();
         Ok(queue)
     }
 

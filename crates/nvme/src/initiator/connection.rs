@@ -42,7 +42,8 @@ pub struct HostConnection {
     rules: Rules,
     ready: bool,
     closed: bool,
-    max_capsule_data: u32,
+    /// The most bytes of a write's data that are sent within the command capsule.
+    pub(in crate::initiator) max_capsule_data: u32,
     max_h2c_data: u32,
     /// The alignment of the data in sent PDUs, in bytes. The controller requests this alignment in its
     /// ICResp.
@@ -135,11 +136,6 @@ impl HostConnection {
     /// Returns the number of commands that can be submitted now.
     pub fn available(&self) -> usize {
         if self.is_ready() { self.free.len() } else { 0 }
-    }
-
-    /// Sets the most bytes of a write's data that are sent within the command capsule.
-    pub fn set_max_capsule_data(&mut self, bytes: u32) {
-        self.max_capsule_data = bytes;
     }
 
     /// Queues a command for sending.

@@ -14,9 +14,9 @@ mod reconnect;
 
 use super::association::SHUTDOWN;
 use super::connection::{Done, Submission};
-use super::{Address, Association, ConnectOptions, NamespaceInfo, Queue, Queues};
+use super::{Address, Association, Buffer, ConnectOptions, NamespaceInfo, Queue, Queues};
 use crate::field::NAMESPACE;
-use crate::wire::command::{Status, async_event};
+use crate::wire::command::{Status, async_event, log};
 use crate::{Error, Result};
 use reconnect::{Attempt, no_access};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -314,7 +314,8 @@ impl Session {
         let Some(live) = &mut self.live else { return Ok(()) };
         while let Some(event) = live.association.next_event() {
             if event & 0xFF_FF07 == async_event::NAMESPACE_CHANGED {
-                live.association.clear_changed_namespaces()?;
+                // Reading the list clears it, so the controller reports the next change.
+                live.association.log_page(log::CHANGED_NAMESPACES, 0, Buffer::new(4096)?)?;
                 let namespace = live.association.namespace(self.namespace.nsid)?;
                 let peer = || self.options.paths[self.path].to_string();
                 let unchanged = self.namespace.check_is_unchanged(&namespace);

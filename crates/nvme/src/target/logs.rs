@@ -79,7 +79,7 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
         entry.traddr = padded(&ip.to_string());
         entries.push(entry);
     };
-    for (port, address) in subsystem.listeners().iter().enumerate() {
+    for (port, address) in subsystem.listeners.iter().enumerate() {
         add(port, *address, nqn::DISCOVERY, subsystem_type::CURRENT_DISCOVERY);
         if subsystem.allows(host_nqn) {
             add(port, *address, &subsystem.nqn, subsystem_type::NVM);

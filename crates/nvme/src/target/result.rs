@@ -90,7 +90,7 @@ impl TargetResult {
             }
         });
         Self {
-            listeners: subsystem.listeners().iter().map(ToString::to_string).collect(),
+            listeners: subsystem.listeners.iter().map(ToString::to_string).collect(),
             nqn: subsystem.nqn.clone(),
             threads: target.threads(),
             connections: get(&counters.connections),

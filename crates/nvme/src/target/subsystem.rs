@@ -76,11 +76,6 @@ impl Limits {
     pub fn transfer_bytes(&self) -> u32 {
         4096 << self.transfer_shift
     }
-
-    /// Returns the limit on untrusted controllers: a quarter of all controllers.
-    fn untrusted_controllers(&self) -> usize {
-        (self.controllers / 4).max(1)
-    }
 }
 
 /// How a host must authenticate itself.
@@ -155,7 +150,8 @@ pub struct Subsystem {
     pub counters: Counters,
     /// The connections whose hosts may not use a queue yet.
     pub half_open: HalfOpen,
-    listeners: Vec<SocketAddr>,
+    /// The addresses at which hosts reach the target.
+    pub listeners: Vec<SocketAddr>,
     hosts: RwLock<Option<AllowedHosts>>,
     controllers: Mutex<Controllers>,
     generation: AtomicU64,
@@ -319,11 +315,6 @@ impl Subsystem {
         Ok(true)
     }
 
-    /// Returns the addresses on which the target listens.
-    pub fn listeners(&self) -> &[SocketAddr] {
-        &self.listeners
-    }
-
     /// Returns the generation counter of the discovery log.
     pub fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
@@ -349,7 +340,7 @@ impl Subsystem {
         controllers.untrusted.retain(|it| it.is_alive() && !it.trusted.load(Relaxed));
         let is_full = controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into());
         let strangers = controllers.untrusted.len() + usize::from(!trusted);
-        if is_full || strangers > self.limits.untrusted_controllers() {
+        if is_full || strangers > (self.limits.controllers / 4).max(1) {
             let ended = controllers.remove_stranger((!trusted).then_some(source))?;
             controllers.end(&ended);
             self.counters.refused.fetch_add(1, Relaxed);

@@ -38,7 +38,7 @@ fn start_polling(namespace: &str, limits: Limits, spin: Duration) -> Target {
 }
 
 fn open(target: &Target) -> TcpStream {
-    let stream = TcpStream::connect(target.subsystem().listeners()[0]).unwrap();
+    let stream = TcpStream::connect(target.subsystem().listeners[0]).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
@@ -379,7 +379,7 @@ fn a_target_whose_worker_panics_accepts_no_more_connections() {
     let (mut admin, _queue) = attach(&target, 0);
     target.panic();
     let start = Instant::now();
-    while !target.has_failed() || TcpStream::connect(target.subsystem().listeners()[0]).is_ok() {
+    while !target.has_failed() || TcpStream::connect(target.subsystem().listeners[0]).is_ok() {
         assert!(start.elapsed() < PATIENCE, "the target goes on");
         std::thread::sleep(Duration::from_millis(5));
     }

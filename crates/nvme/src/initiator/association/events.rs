@@ -3,7 +3,7 @@
 use super::{Association, TOKEN_EVENT, TOKEN_KEEP_ALIVE};
 use crate::initiator::Buffer;
 use crate::initiator::connection::{Done, Submission};
-use crate::wire::command::{Command, admin, async_event, feature, log};
+use crate::wire::command::{Command, admin, async_event, feature};
 use crate::{Error, Result};
 
 impl Association {
@@ -85,15 +85,6 @@ impl Association {
         let done = self.admin(command, Some(buffer), &format!("reading log page {page:02x}h"))?;
         Ok(done.buffer.expect("the command had a buffer"))
     }
-
-    /// Reads the list of changed namespaces, and ignores it. The controller reports the next change only
-    /// after this read.
-    ///
-    /// # Errors
-    /// If the controller refuses or the connection fails.
-    pub fn clear_changed_namespaces(&mut self) -> Result<()> {
-        self.log_page(log::CHANGED_NAMESPACES, 0, Buffer::new(4096)?).map(|_| ())
-    }
 }
 
 #[cfg(test)]
@@ -105,7 +96,7 @@ mod tests {
     #[test]
     fn a_storm_of_events_neither_fills_the_list_nor_asks_for_more() {
         let target = target("127.0.0.1:0", "memory:1M");
-        let address = target.subsystem().listeners()[0];
+        let address = target.subsystem().listeners[0];
         let mut association =
             Association::connect(&address.to_string().parse().unwrap(), &options(address).connect).unwrap();
         association.watch_events().unwrap();

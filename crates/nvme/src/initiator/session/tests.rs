@@ -57,7 +57,7 @@ fn a_silent_target_does_not_block_the_thread_that_uses_the_session() {
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.1:0", &namespace);
-    let address = first.subsystem().listeners()[0];
+    let address = first.subsystem().listeners[0];
     let mut session = Session::open(&options(address)).unwrap();
     first.stop().unwrap();
     let silent = TcpListener::bind(address).unwrap();
@@ -102,7 +102,7 @@ fn session_with_silent_target(
 ) -> (Session, TcpListener) {
     let folder = tempfile::tempdir().unwrap();
     let first = target(listen, &format!("file:{},size=1M", folder.path().join("disk").display()));
-    let address = first.subsystem().listeners()[0];
+    let address = first.subsystem().listeners[0];
     let session = Session::open(&options(address)).unwrap();
     first.stop().unwrap();
     (session, TcpListener::bind(address).unwrap())
@@ -136,7 +136,7 @@ fn a_path_that_does_not_answer_does_not_delay_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target("127.0.77.4:0", &namespace);
-    let address = first.subsystem().listeners()[0];
+    let address = first.subsystem().listeners[0];
     let (second, third) =
         (TcpListener::bind("127.0.77.5:0").unwrap(), TcpListener::bind("127.0.77.6:0").unwrap());
     let (silent, working) = (second.local_addr().unwrap(), third.local_addr().unwrap());
@@ -165,7 +165,7 @@ fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
     // Use an address at which no other program listens. The second target can then reuse the first target's
     // port.
     let first = target("127.0.77.2:0", "memory:1M");
-    let address = first.subsystem().listeners()[0];
+    let address = first.subsystem().listeners[0];
     let mut session = Session::open(&options(address)).unwrap();
     first.stop().unwrap();
     let second = target(&address.to_string(), "memory:1M");
@@ -184,7 +184,7 @@ fn a_session_ends_if_the_target_has_another_namespace_after_a_restart() {
 #[test]
 fn a_namespace_is_the_same_only_with_the_same_identity_and_size() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    let session = Session::open(&options(target.subsystem().listeners[0])).unwrap();
     let found = *session.namespace();
     session.close();
     target.stop().unwrap();
@@ -239,7 +239,7 @@ fn submit_reads(session: &mut Session) -> u64 {
 fn commands_take_turns_over_the_queues_and_each_thread_of_the_target_serves_one() {
     let limits = Limits { io_queues: 4, ..Limits::default() };
     let target = target_with("127.0.0.1:0", "memory:1M", 4, limits);
-    let mut options = options(target.subsystem().listeners()[0]);
+    let mut options = options(target.subsystem().listeners[0]);
     options.io_queues = 4;
     options.connect.queue.entries = 3;
     for spin in [Duration::ZERO, Duration::from_micros(200)] {
@@ -275,7 +275,7 @@ fn commands_take_turns_over_the_queues_and_each_thread_of_the_target_serves_one(
 fn a_session_uses_as_many_queues_as_the_controller_grants() {
     let limits = Limits { io_queues: 2, ..Limits::default() };
     let target = target_with("127.0.0.1:0", "memory:1M", 1, limits);
-    let mut options = options(target.subsystem().listeners()[0]);
+    let mut options = options(target.subsystem().listeners[0]);
     options.io_queues = 5;
     let mut session = Session::open(&options).unwrap();
     assert_eq!(session.io_queues(), 2);
@@ -292,7 +292,7 @@ fn all_queues_of_a_failed_path_are_replaced_and_no_command_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let first = target_with("127.0.77.7:0", &namespace, 2, Limits::default());
-    let address = first.subsystem().listeners()[0];
+    let address = first.subsystem().listeners[0];
     let mut options = options(address);
     options.io_queues = 3;
     let mut session = Session::open(&options).unwrap();
@@ -369,7 +369,7 @@ fn submit_flushes(session: &mut Session, count: u64) {
 #[test]
 fn a_path_that_cannot_access_the_namespace_is_replaced() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let direct = target.subsystem().listeners()[0];
+    let direct = target.subsystem().listeners[0];
     let mut options = options(inaccessible_path(direct));
     options.paths.push(direct.to_string().parse().unwrap());
     let mut session = Session::open(&options).unwrap();
@@ -384,7 +384,7 @@ fn a_path_that_cannot_access_the_namespace_is_replaced() {
 #[test]
 fn a_session_gives_up_if_no_path_can_access_the_namespace() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let mut options = options(inaccessible_path(target.subsystem().listeners()[0]));
+    let mut options = options(inaccessible_path(target.subsystem().listeners[0]));
     options.reconnect = Duration::from_millis(500);
     let mut session = Session::open(&options).unwrap();
     submit_flushes(&mut session, 20);
@@ -405,7 +405,7 @@ fn a_session_gives_up_if_no_path_can_access_the_namespace() {
 #[test]
 fn the_limit_of_write_zeroes_is_that_of_the_controller() {
     let target = target("127.0.0.1:0", "memory:1M,lba=4096");
-    let session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    let session = Session::open(&options(target.subsystem().listeners[0])).unwrap();
     assert_eq!(session.namespace().max_write_zeroes, 32 << 20);
     session.close();
     target.stop().unwrap();

@@ -18,7 +18,7 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 fn open_from(source: Ipv4Addr, target: &Target) -> std::io::Result<TcpStream> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddrV4::new(source, 0))?;
-    connect(&socket, &target.subsystem().listeners()[0])?;
+    connect(&socket, &target.subsystem().listeners[0])?;
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE))?;
     Ok(stream)

@@ -201,8 +201,6 @@ pub mod io {
     pub const WRITE_ZEROES: u8 = 0x08;
     /// Dataset Management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
-    /// Reservation Register.
-    pub const RESERVATION_REGISTER: u8 = 0x0D;
 }
 
 /// Bits of command dword 12 of commands on blocks (NVM section 3.2).

@@ -38,7 +38,7 @@ fn protected(file: &Path, group: Group) -> Target {
 }
 
 fn options_with(target: &Target, credentials: Option<Credentials>) -> SessionOptions {
-    let mut options = options(target.subsystem().listeners()[0]);
+    let mut options = options(target.subsystem().listeners[0]);
     options.connect.host = HostIdentity::this_machine().with_nqn(HOST).unwrap();
     options.connect.host.credentials = credentials.map(Arc::new);
     options.io_queues = 2;

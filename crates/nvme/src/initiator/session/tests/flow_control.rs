@@ -67,7 +67,7 @@ fn read_block(session: &mut Session) -> Status {
 #[test]
 fn a_queue_uses_flow_control_if_the_target_insists() {
     let target = target("127.0.77.7:0", "memory:1M");
-    let address = target.subsystem().listeners()[0];
+    let address = target.subsystem().listeners[0];
     let proxy = TcpListener::bind("127.0.77.7:0").unwrap();
     let path = proxy.local_addr().unwrap();
     // Relay three connections of the host, in this order: the admin queue, the I/O queue without flow

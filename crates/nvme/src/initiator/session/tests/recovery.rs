@@ -21,7 +21,7 @@ fn an_idle_session_has_the_whole_time_to_reconnect_after_each_loss() {
     let folder = tempfile::tempdir().unwrap();
     let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
     let mut current = target("127.0.77.9:0", &namespace);
-    let address = current.subsystem().listeners()[0];
+    let address = current.subsystem().listeners[0];
     let mut session = Session::open(&options(address)).unwrap();
     for losses in 1..=2 {
         current.stop().unwrap();
@@ -41,7 +41,7 @@ fn an_idle_session_has_the_whole_time_to_reconnect_after_each_loss() {
 #[test]
 fn an_error_status_shows_that_the_path_works() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    let mut session = Session::open(&options(target.subsystem().listeners[0])).unwrap();
     session.lost_since = Some(Instant::now());
     let command = Command::blocks(io::READ, 1, u64::MAX - 1, 1, Sgl::NONE);
     session.submit(Submission { token: 1, command, buffer: Some(Buffer::new(512).unwrap()) }).unwrap();
@@ -86,7 +86,7 @@ fn slow_path(target: SocketAddr) -> SocketAddr {
 #[test]
 fn a_slow_path_is_used_if_the_fast_paths_cannot_access_the_namespace() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let direct = target.subsystem().listeners()[0];
+    let direct = target.subsystem().listeners[0];
     let slow = slow_path(direct);
     let mut options = options(inaccessible_path(direct));
     options.paths.extend([inaccessible_path(direct), slow].map(|path| path.to_string().parse().unwrap()));
@@ -104,7 +104,7 @@ fn a_slow_path_is_used_if_the_fast_paths_cannot_access_the_namespace() {
 #[test]
 fn paths_that_cannot_access_the_namespace_are_tried_in_turn() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let direct = target.subsystem().listeners()[0];
+    let direct = target.subsystem().listeners[0];
     let mut options = options(inaccessible_path(direct));
     options.paths.push(inaccessible_path(direct).to_string().parse().unwrap());
     let mut session = Session::open(&options).unwrap();
@@ -127,7 +127,7 @@ fn paths_that_cannot_access_the_namespace_are_tried_in_turn() {
 #[test]
 fn a_command_with_lasting_path_errors_is_returned_if_others_are_answered() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    let mut session = Session::open(&options(target.subsystem().listeners[0])).unwrap();
     session.options.reconnect = Duration::ZERO;
     // Three commands fail with a path error before the controller has answered any command. The session must
     // treat this as a fault of the path: it keeps the commands to send them again, and returns none of them.
@@ -148,7 +148,7 @@ fn a_command_with_lasting_path_errors_is_returned_if_others_are_answered() {
 #[test]
 fn a_session_names_the_last_error_of_each_path_when_it_gives_up() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let inaccessible = inaccessible_path(target.subsystem().listeners()[0]);
+    let inaccessible = inaccessible_path(target.subsystem().listeners[0]);
     let closed = closed_port();
     let mut options = options(inaccessible);
     options.paths.push(closed.to_string().parse().unwrap());
@@ -177,7 +177,7 @@ fn a_session_names_the_last_error_of_each_path_when_it_gives_up() {
 #[test]
 fn the_error_of_a_path_that_answered_comes_first() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let (answers, closed) = (target.subsystem().listeners()[0], closed_port());
+    let (answers, closed) = (target.subsystem().listeners[0], closed_port());
     for paths in [[answers, closed], [closed, answers]] {
         let mut options = options(answers);
         options.paths = paths.map(|path| path.to_string().parse().unwrap()).to_vec();
@@ -198,7 +198,7 @@ fn the_error_of_a_path_that_answered_comes_first() {
 #[test]
 fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let direct = target.subsystem().listeners()[0];
+    let direct = target.subsystem().listeners[0];
     let mut options = options(inaccessible_path(direct));
     options.paths.push(direct.to_string().parse().unwrap());
     let mut session = Session::open(&options).unwrap();
@@ -230,7 +230,7 @@ fn each_step_of_a_recovery_that_needs_no_socket_is_reported() {
 #[test]
 fn the_pause_between_attempts_also_applies_after_an_answer() {
     let target = target("127.0.0.1:0", "memory:1M");
-    let mut session = Session::open(&options(target.subsystem().listeners()[0])).unwrap();
+    let mut session = Session::open(&options(target.subsystem().listeners[0])).unwrap();
     // Set the end of the last attempt one hour into the future. The pause after it then outlasts the test.
     session.attempt_ended = Some(Instant::now() + Duration::from_secs(3600));
     submit_flushes(&mut session, 1);

@@ -149,7 +149,7 @@ fn what_is_outside_the_namespace_is_neither_read_nor_written() {
         assert_eq!(queue.call(command, &[]).0.status(), Status::WRITE_PROTECTED.dnr());
     }
     // Unadvertised commands.
-    for opcode in [io::RESERVATION_REGISTER, 0x04, 0x0C, 0x7E, 0x80, 0xFF] {
+    for opcode in [0x0D, 0x04, 0x0C, 0x7E, 0x80, 0xFF] {
         assert_eq!(queue.call(Command::new(opcode, 1), &[]).0.status(), Status::INVALID_OPCODE.dnr());
     }
 }
