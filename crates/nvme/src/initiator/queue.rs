@@ -171,8 +171,8 @@ impl Queue {
 
     /// Polls the socket for up to `spin`, then sleeps for up to 50 ms. Returns when bytes arrive.
     fn poll_then_sleep(&mut self) -> rustix::io::Result<usize> {
-        let until = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
-        while until.is_some_and(|until| Instant::now() < until) {
+        let start = (!self.spin.is_zero()).then(Instant::now);
+        while start.is_some_and(|start| start.elapsed() < self.spin) {
             match self.receive(RecvFlags::DONTWAIT) {
                 Err(rustix::io::Errno::AGAIN) => std::hint::spin_loop(),
                 received => return received,

@@ -76,7 +76,7 @@ pub struct Session {
     /// keeps getting path errors, the paths work. The session then fails that command.
     answers: u64,
     last_tick: Instant,
-    /// Receives the result of the thread that reconnects. `None` if no such thread runs.
+    /// The attempt to reconnect that is in progress.
     attempt: Option<Attempt>,
     /// When the last attempt to reconnect ended. The next attempt starts at least `PAUSE` later.
     attempt_ended: Option<Instant>,

@@ -157,9 +157,10 @@ type Connected = Result<(Live, NamespaceInfo)>;
 pub(super) struct Attempt {
     options: Arc<SessionOptions>,
     nsid: u32,
-    /// The paths that are not tried yet, in order. Each is tried at its time, or before that if no other path is being
-    /// tried.
-    untried: VecDeque<(usize, Instant)>,
+    start: Instant,
+    /// The paths that are not tried yet, in order. Each is tried when its time since `start` has passed, or before that if
+    /// no other path is being tried.
+    untried: VecDeque<(usize, Duration)>,
     send: Sender<(usize, Connected)>,
     results: Receiver<(usize, Connected)>,
     /// The number of paths that are still being tried: they have neither connected nor failed.
@@ -171,16 +172,17 @@ impl Attempt {
     /// Tries the paths in turn from the session's next path on. Paths that have last reported that they cannot access
     /// the namespace come last and late, because they must not be chosen only because they connect fast.
     fn new(session: &Session) -> Self {
-        let (now, late) = (Instant::now(), session.options.reconnect / 2);
+        let late = session.options.reconnect / 2;
         let count = session.options.paths.len();
         let order = (session.path..count).chain(0..session.path);
         let (last, first): (Vec<_>, Vec<_>) = order.partition(|path| session.inaccessible.contains(path));
-        let first = first.into_iter().zip(0..).map(|(path, place)| (path, now + HEAD_START * place));
-        let last = last.into_iter().zip(0..).map(|(path, place)| (path, now + late + HEAD_START * place));
+        let first = first.into_iter().zip(0..).map(|(path, place)| (path, HEAD_START * place));
+        let last = last.into_iter().zip(0..).map(|(path, place)| (path, late + HEAD_START * place));
         let (send, results) = channel();
         Self {
             options: Arc::new(session.options.clone()),
             nsid: session.namespace.nsid,
+            start: Instant::now(),
             untried: first.chain(last).collect(),
             send,
             results,
@@ -192,8 +194,8 @@ impl Attempt {
     /// Starts to connect to the next path if it is time, and waits for up to `time` for the result of a path. Returns
     /// the result of the attempt when a path has connected or all have failed.
     fn proceed(&mut self, time: Duration) -> Option<Reconnected> {
-        while let Some((path, at)) = self.untried.front().copied()
-            && (self.running == 0 || at <= Instant::now())
+        while let Some((path, delay)) = self.untried.front().copied()
+            && (self.running == 0 || delay <= self.start.elapsed())
         {
             self.untried.pop_front();
             self.start(path);

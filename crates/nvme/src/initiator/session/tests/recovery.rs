@@ -39,6 +39,26 @@ fn an_idle_session_has_the_whole_time_to_reconnect_after_each_loss() {
 }
 
 #[test]
+fn a_session_that_never_gives_up_and_never_sleeps_reconnects() {
+    let folder = tempfile::tempdir().unwrap();
+    let namespace = format!("file:{},size=1M", folder.path().join("disk").display());
+    let first = target("127.0.77.11:0", &namespace);
+    let address = first.subsystem().listeners[0];
+    let mut options = options(address);
+    (options.reconnect, options.connect.queue.spin) = (Duration::MAX, Duration::MAX);
+    let mut session = Session::open(&options).unwrap();
+    first.stop().unwrap();
+    let second = target(&address.to_string(), &namespace);
+    let start = Instant::now();
+    while session.failovers() == 0 {
+        session.progress(true).unwrap();
+        assert!(start.elapsed() < PATIENCE, "the session did not reconnect");
+    }
+    session.close();
+    second.stop().unwrap();
+}
+
+#[test]
 fn an_error_status_shows_that_the_path_works() {
     let target = target("127.0.0.1:0", "memory:1M");
     let mut session = Session::open(&options(target.subsystem().listeners[0])).unwrap();
