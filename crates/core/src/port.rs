@@ -240,8 +240,8 @@ pub unsafe trait Tx: Send {
         Ok(())
     }
 
-    /// Tells the queue that there have been no packets to send for some time, which is longer than until [`Tx::flush`]. Call it again and again, before
-    /// the thread gives up the processor.
+    /// Tells the queue that its thread has had no packets for so long that it yields the processor. That begins later than the call of
+    /// [`Tx::flush`]. Call it in each round in which the thread has yielded.
     fn idle(&mut self) {}
 
     /// Flushes buffered packets at the end of a run. If a slow reader does not take them, tries again while
