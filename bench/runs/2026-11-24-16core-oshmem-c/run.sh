@@ -50,13 +50,13 @@ perftest() {
 for turn in 1 2 3 4 5 6; do
     order="windows ucx openmpi sandia"; [ $((turn % 2)) = 0 ] && order="sandia openmpi ucx windows"
     for library in $order; do figures $turn $library shm 2 0.5 put barrier; done
-    for library in $order; do figures $turn $library shm 16 0.5 barrier; done
+    for pes in 4 8 16; do for library in $order; do figures $turn $library shm $pes 0.5 barrier; done; done
     for library in $order; do
         # Open MPI's barriers do not use UCX, so they do not run over TCP.
         case $library in windows) ;; openmpi) figures $turn openmpi tcp 2 2 put ;; *) figures $turn $library tcp 2 2 put barrier ;; esac
     done
-    for bytes in 8 64 512 4096; do perftest $turn tcp $bytes 50000; done
-    for bytes in 8 512 4096; do perftest $turn shm $bytes 500000; done
+    for bytes in 8 64 512 1024 4096; do perftest $turn tcp $bytes 50000; done
+    for bytes in 8 64 512 1024 4096; do perftest $turn shm $bytes 500000; done
     [ "$(left)" -gt 15 ] || break
 done
 printf '{"seconds":%d,"load":"%s"}\n' $((SECONDS - start)) "$(cut -d' ' -f1-3 /proc/loadavg)"
