@@ -368,17 +368,15 @@ impl Controller {
         lock(&self.state).granted_io_queues = count;
     }
 
-    /// Returns the value that the host has stored for a feature, or 0 if it has stored none. Such features
-    /// have no effect on this target. If `namespace` is `None`, returns the value that applies to all
-    /// namespaces.
+    /// Returns the value that the host has stored for a feature, or 0 if it has stored none. If `namespace` is `None`,
+    /// returns the value that applies to all namespaces.
     pub fn feature(&self, id: u8, namespace: Option<u32>) -> u32 {
         let state = lock(&self.state);
         let value = |namespace| state.features.get(&(id, namespace));
         namespace.and_then(value).or_else(|| value(0)).copied().unwrap_or(0)
     }
 
-    /// Stores the value of a feature that has no effect on this target. The value applies to one namespace,
-    /// or to all namespaces if `namespace` is `None`.
+    /// Stores the value of a feature. The value applies to one namespace, or to all namespaces if `namespace` is `None`.
     pub fn set_feature(&self, id: u8, namespace: Option<u32>, value: u32) {
         let features = &mut lock(&self.state).features;
         if namespace.is_none() {

@@ -33,6 +33,7 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.mdts = limits.transfer_shift;
     page.cntlid = controller.id.into();
     page.ver = VERSION.into();
+    page.oaes = controller.notices().into();
     // Bit 0: host identifiers have 128 bits. Bit 6: every command restarts the keep-alive timer.
     page.ctratt = (1_u32 | 1 << 6).into();
     page.aerl = (MAX_EVENT_REQUESTS - 1) as u8;
@@ -40,7 +41,6 @@ pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
     page.frmw = 1 | 1 << 1;
     // LPA, the supported log page features. Bit 0: a health log for each namespace. Bit 1: the log of
     // supported commands and their effects. Bit 2: Get Log Page with an offset.
-    page.oaes = controller.notices().into();
     page.lpa = 1 | 1 << 1 | 1 << 2;
     page.elpe = (error_log::ENTRIES - 1) as u8;
     // KAS is in units of 100 ms.
