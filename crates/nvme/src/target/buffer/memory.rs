@@ -16,6 +16,9 @@ pub const UNIT: usize = 4096;
 /// The size and alignment of a huge page, in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
+/// The size of the blocks of which at most half may be divided: the largest transfer of a command (MDTS).
+const WHOLE: usize = 1 << 20;
+
 /// The memory of one budget.
 #[derive(Debug)]
 pub struct Memory {
@@ -24,6 +27,9 @@ pub struct Memory {
     arena_bytes: usize,
     /// The offsets of free blocks in the arena. Index n holds blocks of `UNIT << n` bytes.
     free: Vec<BTreeSet<usize>>,
+    /// The blocks of `WHOLE` bytes that are divided. At most half of the arena is, because a host could otherwise keep a small
+    /// buffer in each block, and leave no room for the large buffers of other hosts.
+    divided: BTreeSet<usize>,
     /// Like `free`, but not joined with other free blocks yet. The next buffer of the same size gets the last of these,
     /// which is fast and finds it in the processor's caches.
     recent: Vec<Vec<usize>>,
@@ -73,7 +79,8 @@ impl Memory {
             offset += UNIT << class;
         }
         let (recent, outside_bytes) = (vec![Vec::new(); classes], budget_bytes - arena_bytes);
-        Self { arena, arena_bytes, free, recent, outside_bytes, returned: 0 }
+        let divided = BTreeSet::new();
+        Self { arena, arena_bytes, free, divided, recent, outside_bytes, returned: 0 }
     }
 
     /// Returns the memory of a buffer, or `None` if the budget is used up.
@@ -92,7 +99,14 @@ impl Memory {
     fn divide(&mut self, class: usize) -> Option<usize> {
         self.join_recent();
         let larger = (class..self.free.len()).find(|larger| !self.free[*larger].is_empty())?;
+        let (size, whole) = (UNIT << class, UNIT << larger >= WHOLE);
+        if size < WHOLE && whole && (self.divided.len() + 1) * WHOLE > self.arena_bytes / 2 {
+            return None;
+        }
         let offset = self.free[larger].pop_first()?;
+        if size < WHOLE && whole {
+            self.divided.insert(offset / WHOLE);
+        }
         (class..larger).for_each(|half| _ = self.free[half].insert(offset + (UNIT << half)));
         Some(offset)
     }
@@ -106,6 +120,8 @@ impl Memory {
                     offset &= !(UNIT << class);
                     class += 1;
                 }
+                let whole = offset / WHOLE..(offset + (UNIT << class)) / WHOLE;
+                whole.for_each(|block| _ = self.divided.remove(&block));
                 self.free[class].insert(offset);
             }
         }

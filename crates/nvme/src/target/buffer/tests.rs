@@ -40,16 +40,26 @@ fn buffers_lie_in_huge_pages_until_the_arena_is_full() {
     let fill = |count: usize, bytes: usize| -> Vec<Buffer> {
         (0..count).map(|_| pool.allocate(bytes).unwrap()).collect()
     };
-    let small = fill(96, 128 << 10);
-    let more = fill(4, 1 << 20);
+    let small = fill(48, 128 << 10);
+    let more = fill(10, 1 << 20);
     assert_eq!((outside(&small), outside(&more)), (0, 4));
-    assert!(small[95].iter().all(|byte| *byte == 0));
+    assert!(small[47].iter().all(|byte| *byte == 0));
     assert!((small[0].address() as usize).is_multiple_of(HUGE_PAGE));
     drop((small, more));
     let large = fill(12, 1 << 20);
     assert_eq!(outside(&large), 0);
     drop(large);
     assert_eq!(outside(&[pool.allocate(8 << 20).unwrap(), pool.allocate(4 << 20).unwrap()]), 0);
+}
+
+#[test]
+fn small_buffers_in_all_places_leave_room_for_large_ones() {
+    let pool = All::new(8 * HUGE_PAGE);
+    let small = std::iter::from_fn(|| pool.allocate(1)).collect::<Vec<_>>();
+    assert_eq!(small.len(), (6 << 20) / UNIT + (4 << 20) / UNIT, "half of the arena, and the memory outside");
+    let _kept: Vec<_> = small.into_iter().step_by(200).collect();
+    let large = std::iter::from_fn(|| pool.allocate(1 << 20)).collect::<Vec<_>>();
+    assert_eq!(large.iter().filter(|buffer| !buffer.memory.outside).count(), 6);
 }
 
 #[test]
