@@ -126,9 +126,9 @@ class Kernel:
         return order
 
     def unpacked(self, directory):
-        """Returns the path of the kernel's ELF file, which starts in half the time, because the emulated processor need not unpack
-        it. The file is kept for later machines, or written to `directory` if that is impossible. Returns the packed image if it
-        is of another kind."""
+        """Unpacks the kernel's image, and returns the path of its content, an ELF file. A machine starts it in half the time, because
+        the emulated processor need not unpack it. Keeps the file for later machines in .out/lab, or writes it to `directory` if
+        .out/lab is not writable. Returns the image itself if it cannot be unpacked here or QEMU cannot start its content."""
         image, status = self.image.read_bytes(), self.image.stat()
         # The Linux/x86 boot protocol, version 2.08: setup_sects, payload_offset and payload_length.
         if image[0x202:0x206] != b"HdrS":

@@ -71,6 +71,15 @@ pub struct PacketMeta {
     pub interface: u32,
 }
 
+/// A pool that frees buffers by their offsets. A list of offsets is shorter than a list of packets.
+pub trait FreeByOffset {
+    /// Frees the buffers in which these offsets in [`Pool::region`] lie.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`], for the packets that begin at these offsets.
+    unsafe fn free_at(&self, offsets: &[u64]);
+}
+
 /// A source of packet buffers. Threads may share it. Allocate and free whole bursts, because a call may take
 /// a lock.
 ///
@@ -100,20 +109,9 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// The caller holds each packet, and uses none afterwards. Each is from this pool and in `packets` once.
     unsafe fn free(&self, packets: &[Packet]);
 
-    /// Returns true if [`Pool::free_at`] can free this pool's buffers.
-    fn frees_by_offset(&self) -> bool {
-        false
-    }
-
-    /// Frees the buffers in which these offsets in [`Pool::region`] lie. A list of offsets is shorter than a list of packets.
-    ///
-    /// # Panics
-    /// Unless [`Pool::frees_by_offset`].
-    ///
-    /// # Safety
-    /// As for [`Pool::free`], for the packets that begin at these offsets.
-    unsafe fn free_at(&self, _offsets: &[u64]) {
-        unimplemented!("this kind of pool does not find buffers by their offsets");
+    /// Returns this pool if it can free buffers by their offsets. Returns `None` if it finds them by more than that.
+    fn by_offset(&self) -> Option<&dyn FreeByOffset> {
+        None
     }
 
     /// Makes the calling thread the pool's owner until the guard is dropped. The owner needs no lock. Returns

@@ -260,7 +260,7 @@ fn describe() {
         print(concat!("inlane ", env!("CARGO_PKG_VERSION"), ", OpenSHMEM 1.5"));
     }
     if me == 0 && variables::is_set(variables::INFO) {
-        print(&format!("environment variables, and what is taken without them:\n{}", launch::help()));
+        print(&format!("environment variables, with defaults in brackets:\n{}", launch::help()));
     }
     if variables::is_set(variables::DEBUG) {
         let (_, bytes) = world().transport().symmetric();

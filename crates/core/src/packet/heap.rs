@@ -1,7 +1,7 @@
 //! A pool of packet buffers in any memory region, without DPDK. It has three lists of free buffers: one to
 //! allocate from, one that receives freed buffers, and one for the owner.
 
-use super::{Packet, PacketMeta, Pool};
+use super::{FreeByOffset, Packet, PacketMeta, Pool};
 use crate::cache::CacheAligned;
 use crate::error::{Error, Result};
 use crate::region::Region;
@@ -189,6 +189,13 @@ impl HeapPool {
     }
 }
 
+impl FreeByOffset for HeapPool {
+    unsafe fn free_at(&self, offsets: &[u64]) {
+        let reciprocal = self.reciprocal;
+        self.add(offsets.iter().map(|&offset| quotient(offset, reciprocal)));
+    }
+}
+
 // SAFETY: each buffer's index is either in one free list or in one held packet. Index times stride lies in
 // the region.
 unsafe impl Pool for HeapPool {
@@ -214,13 +221,8 @@ unsafe impl Pool for HeapPool {
         self.add(packets.iter().map(|packet| packet.cookie as u32));
     }
 
-    fn frees_by_offset(&self) -> bool {
-        true
-    }
-
-    unsafe fn free_at(&self, offsets: &[u64]) {
-        let reciprocal = self.reciprocal;
-        self.add(offsets.iter().map(|&offset| quotient(offset, reciprocal)));
+    fn by_offset(&self) -> Option<&dyn FreeByOffset> {
+        Some(self)
     }
 
     fn own(&self) -> Option<PoolOwner<'_>> {

@@ -49,7 +49,7 @@ impl Place {
     fn fit(pool: &dyn Pool) -> bool {
         let fits =
             (pool.room() as u64) < Self::MOST_LENGTH && (pool.region().len() as u64) < Self::MOST_OFFSET;
-        fits && pool.frees_by_offset()
+        fits && pool.by_offset().is_some()
     }
 
     /// Frees the packets at these places.
@@ -57,6 +57,7 @@ impl Place {
     /// # Safety
     /// As for [`Pool::free`]. The places are those of packets of `pool`, and `Place::fit` has accepted it.
     unsafe fn free(places: &[Self], pool: &dyn Pool) {
+        let pool = pool.by_offset().expect("`Place::fit` has accepted the pool");
         let mut offsets = [0; FREED_TOGETHER];
         for places in places.chunks(FREED_TOGETHER) {
             for (offset, place) in offsets.iter_mut().zip(places) {
@@ -323,7 +324,7 @@ impl Port for PlacePort {
             return Err(inlane_core::Error::port_failed(&self.info.name, "a run has already used it"));
         };
         if !Place::fit(&*pool) {
-            let why = "ports of DPDK cannot be received in place; receive their packets in batches";
+            let why = "packets in this kind of pool, such as those of DPDK's ports, cannot be received in place; receive them in batches";
             return Err(inlane_core::Error::port_usage(&self.info.name, why));
         }
         queue.start = pool.region().address();
@@ -457,7 +458,7 @@ unsafe impl Tx for PlaceTx {
 mod tests {
     use super::*;
     use inlane_core::HeapPool;
-    use inlane_core::packet::PacketMeta;
+    use inlane_core::packet::{FreeByOffset, PacketMeta};
     use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
     /// A pool that says when it begins to free packets, and waits until it may go on.
@@ -465,6 +466,15 @@ mod tests {
         pool: HeapPool,
         begins: Sender<()>,
         may_go_on: Mutex<Receiver<()>>,
+    }
+
+    impl FreeByOffset for SlowPool {
+        unsafe fn free_at(&self, offsets: &[u64]) {
+            self.begins.send(()).unwrap();
+            self.may_go_on.lock().unwrap().recv().unwrap();
+            // SAFETY: the caller's promises.
+            unsafe { self.pool.free_at(offsets) }
+        }
     }
 
     // SAFETY: all methods are those of another pool.
@@ -477,11 +487,8 @@ mod tests {
             unreachable!("packets in place are freed by their offsets");
         }
 
-        unsafe fn free_at(&self, offsets: &[u64]) {
-            self.begins.send(()).unwrap();
-            self.may_go_on.lock().unwrap().recv().unwrap();
-            // SAFETY: the caller's promises.
-            unsafe { self.pool.free_at(offsets) }
+        fn by_offset(&self) -> Option<&dyn FreeByOffset> {
+            Some(self)
         }
 
         fn room(&self) -> usize {

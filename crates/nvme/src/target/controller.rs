@@ -390,8 +390,8 @@ impl Controller {
         if self.discovery { async_event::DISCOVERY_NOTICES } else { async_event::NAMESPACE_NOTICES }
     }
 
-    /// Records that these namespaces changed or, for a discovery controller, the discovery log. Reports the change to
-    /// the host if the host asked for such events.
+    /// Records that these namespaces have changed. On a discovery controller, that the discovery log has changed. Reports
+    /// the change to the host if the host has asked for such events.
     pub fn changed(&self, namespaces: &[u32]) {
         let mut state = lock(&self.state);
         state.changed_namespaces.extend(namespaces);

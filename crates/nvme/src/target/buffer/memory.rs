@@ -94,7 +94,8 @@ impl Memory {
         Some(BufferMemory::new(class))
     }
 
-    /// Removes a free block from the arena. Takes it from the smallest larger block if there is none of its size.
+    /// Removes a free block from the arena. If there is none of its size, halves the smallest larger one. Returns `None` if there is no such block, or
+    /// if no further block of `WHOLE` bytes may be divided.
     #[cold]
     fn divide(&mut self, class: usize) -> Option<usize> {
         self.join_recent();
