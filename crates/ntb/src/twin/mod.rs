@@ -6,11 +6,13 @@
 
 mod descriptors;
 mod fabric;
+mod server;
 #[cfg(test)]
 mod tests;
 
 pub use crate::registers::MAX_PORTS;
 pub use fabric::{Hub, PortEvent};
+pub use server::Server;
 
 use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise};
 use crate::error::{Error, Result};
@@ -178,6 +180,22 @@ impl Twin {
                 _ => return None,
             }
         }
+    }
+
+    /// Returns true if the [`Hub`] has ended or has asked this process to end. Does not block. Do not combine it with
+    /// [`Twin::wait_for_end`].
+    pub fn has_ended(&self) -> bool {
+        let mut message = [0u8; 8];
+        match rustix::net::recv(&self.inner.socket, &mut message, RecvFlags::DONTWAIT) {
+            Ok((_, 8)) => message[..4] == MESSAGE_EXIT.to_ne_bytes(),
+            Ok((_, 1..)) | Err(Errno::INTR | Errno::AGAIN) => false,
+            _ => true,
+        }
+    }
+
+    /// Returns the socket to the hub. It becomes readable when [`Twin::has_ended`] may return true.
+    pub fn hub_socket(&self) -> BorrowedFd<'_> {
+        self.inner.socket.as_fd()
     }
 
     /// Maps `bytes` bytes of the inbound memory, from `offset` on, a second time at `address`. Replaces the
