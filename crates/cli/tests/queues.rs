@@ -244,6 +244,27 @@ fn memif_carries_large_frames_or_refuses_them() {
 }
 
 #[test]
+fn an_ntb_carries_packets_until_the_last_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (port, wait) = (format!("ntb:{}", folder.path().join("bridge").display()), "wait=60");
+    for (server_sends, size) in [(true, "64"), (false, "9000"), (true, "65000")] {
+        let (server, client) = (format!("{port},role=server,{wait}"), format!("{port},{wait}"));
+        let (from, to) = if server_sends { (server, client) } else { (client, server) };
+        let (source, check) = (format!("gen:{size},flows=4"), format!("check:{size},flows=4"));
+        let sender = ["--rx", &source, "--tx", &from, "--rate", "5kpps", "--packets", "5000"];
+        let from = inlane(None, &sender);
+        let to = ["--rx", &to, "--tx", &check, "--room", "65600", "--packets", "5000"];
+        let came = document(&inlane(None, &to).wait_with_output().unwrap());
+        let sent = document(&from.wait_with_output().unwrap());
+        assert_eq!(sent["results"][0]["tx"]["packets"], 5000);
+        let verification = &came["results"][0]["verification"];
+        for (what, count) in [("verified", 5000), ("lost", 0), ("reordered", 0), ("altered", 0)] {
+            assert_eq!(verification[format!("{what}_packets")], count, "{size}: {verification}");
+        }
+    }
+}
+
+#[test]
 fn software_ports_have_several_queues() {
     for arguments in [
         ["--rx", "net_null:64", "--tx", "net_null:64"],

@@ -72,9 +72,9 @@ impl Settings {
     pub const MAX_THREADS: u16 = 64;
     /// The largest IP packet if the settings name none: that of an Ethernet link.
     const DEFAULT_MTU: u16 = 1500;
-    /// The largest IP packet with a TCP segment on a memif port, if the settings name none. Larger segments are hardly faster,
-    /// and their buffers take more memory.
-    const MEMIF_SEGMENT_MTU: u16 = 9000;
+    /// The largest IP packet with a TCP segment on a port that carries frames of any size, if the settings name none. Larger segments
+    /// are hardly faster, and their buffers take more memory.
+    const LARGE_SEGMENT_MTU: u16 = 9000;
 
     /// Returns the largest IP packet on the port, in bytes, apart from TCP segments.
     pub fn mtu(&self) -> u16 {
@@ -86,7 +86,7 @@ impl Settings {
     /// have no such negotiation.
     pub fn segment_mtu(&self) -> u16 {
         match self.mtu {
-            None if self.port.has_free_buffers() => Self::MEMIF_SEGMENT_MTU,
+            None if self.port.has_free_buffers() => Self::LARGE_SEGMENT_MTU,
             _ => self.mtu(),
         }
     }

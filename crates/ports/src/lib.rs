@@ -11,6 +11,8 @@
 //! [`memif`] shares memory with another process, in which frames are written and read in place; network stacks use it instead of
 //! DPDK's memif port.
 //!
+//! [`ntb`] carries frames through the memory windows of a PCIe bridge.
+//!
 //! [`own`] makes ports of a program's own sources and sinks of frames.
 //!
 //! [`spec::PortSpec`] describes a port, also of DPDK if the cargo feature `dpdk` is enabled, and [`open::ports`] opens the
@@ -22,6 +24,7 @@ mod error;
 pub mod field;
 pub mod generate;
 pub mod memif;
+pub mod ntb;
 pub mod null;
 pub mod open;
 pub mod oran;

@@ -5,6 +5,7 @@ use crate::check::reference::ReferenceFunction;
 use crate::error::Result;
 use crate::field;
 use crate::generate::Generator;
+use crate::ntb::NtbPort;
 use crate::null::Null;
 use crate::oran::Radio;
 use crate::pcap::{CaptureSink, CaptureSource, Playback};
@@ -164,6 +165,7 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
                 room = room.max(null.size());
                 Box::new(null)
             }
+            PortSpec::Ntb(spec) => Box::new(NtbPort::new(spec.clone())),
             #[cfg(feature = "dpdk")]
             PortSpec::Dpdk(spec) => inlane_dpdk::open_for(spec.clone(), request.queues)?,
             PortSpec::Own(own) => (own.open)(clock)?,

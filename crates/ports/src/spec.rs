@@ -3,6 +3,7 @@
 
 use crate::check::CheckSpec;
 use crate::generate::GeneratorSpec;
+use crate::ntb::NtbSpec;
 use crate::null::NullSpec;
 use crate::oran::RadioSpec;
 use crate::pcap::{CaptureSpec, Pace, Playback};
@@ -29,6 +30,8 @@ pub enum Kind {
     Checker,
     /// `pcap`: a capture that is read or written.
     Capture,
+    /// `ntb`: memory windows of a PCIe bridge to another process or virtual machine.
+    Ntb,
     /// `net_null`: DPDK's null driver.
     NetNull,
     /// `ring`: a ring in this process that returns the packets that are sent to it.
@@ -131,12 +134,13 @@ impl Properties {
 
 impl Kind {
     /// All kinds that a specification can name, in the order in which messages list them.
-    pub const NAMED: [Kind; 12] = [
+    pub const NAMED: [Kind; 13] = [
         Kind::Null,
         Kind::Generator,
         Kind::Radio,
         Kind::Checker,
         Kind::Capture,
+        Kind::Ntb,
         Kind::NetNull,
         Kind::Ring,
         Kind::AfXdp,
@@ -212,6 +216,18 @@ impl Kind {
                 syntax: "pcap:FILE",
                 about: &["reads or writes a capture; pcap:- is standard input or output"],
                 source: Source::File,
+                ..PLAIN
+            },
+            Kind::Ntb => &Properties {
+                name: "ntb",
+                syntax: "ntb:SOCKET|ADDRESS",
+                about: &[
+                    "memory windows to another process (twin): role=server|client (client); or to",
+                    "another virtual machine, by an ivshmem device; wait=SECONDS (10)",
+                ],
+                role: Role::Both,
+                source: Source::Outside,
+                is_network: true,
                 ..PLAIN
             },
             Kind::NetNull => &Properties {
@@ -309,6 +325,8 @@ pub enum PortSpec {
     Checker(CheckSpec),
     /// A capture.
     Capture(CaptureSpec),
+    /// A port over an NTB.
+    Ntb(NtbSpec),
     /// A port of DPDK.
     #[cfg(feature = "dpdk")]
     Dpdk(EthSpec),
@@ -352,6 +370,7 @@ impl PortSpec {
             Kind::Radio => Self::Radio(RadioSpec::parse(text)?),
             Kind::Checker => Self::Checker(CheckSpec::parse(text)?),
             Kind::Capture => Self::Capture(CaptureSpec::parse(text)?),
+            Kind::Ntb => Self::Ntb(NtbSpec::parse(text)?),
             Kind::NetNull
             | Kind::Ring
             | Kind::AfXdp
@@ -390,6 +409,7 @@ impl PortSpec {
             Self::Radio(_) => Kind::Radio,
             Self::Checker(_) => Kind::Checker,
             Self::Capture(_) => Kind::Capture,
+            Self::Ntb(_) => Kind::Ntb,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(spec) => match spec.kind {
                 PortKind::Null { .. } => Kind::NetNull,
@@ -419,6 +439,7 @@ impl PortSpec {
             | Self::Generator(GeneratorSpec { text, .. })
             | Self::Radio(RadioSpec { text, .. })
             | Self::Checker(CheckSpec { text, .. })
+            | Self::Ntb(NtbSpec { text, .. })
             | Self::Capture(CaptureSpec { text, .. }) => text,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(spec) => &spec.text,
@@ -455,10 +476,11 @@ impl PortSpec {
         }
     }
 
-    /// Returns true if the port's shared buffers have any size that [`PortSpec::with_buffers`] asks for: those of a memif port
-    /// whose specification names no MTU.
+    /// Returns true if the port carries frames of any size: an NTB port, and a memif port whose specification names no MTU, if its
+    /// shared buffers get the size that [`PortSpec::with_buffers`] asks for.
     pub fn has_free_buffers(&self) -> bool {
         match self {
+            Self::Ntb(_) => true,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(spec) => matches!(spec.kind, PortKind::Memif { .. }) && spec.mtu.is_none(),
             _ => false,
@@ -663,6 +685,8 @@ mod tests {
             ("check", Kind::Checker),
             ("check:64,flows=2", Kind::Checker),
             ("pcap:a,b", Kind::Capture),
+            ("ntb:/a,role=server", Kind::Ntb),
+            ("ntb:0000:00:05.0", Kind::Ntb),
             ("net_null", Kind::NetNull),
             ("ring:a,prime=3", Kind::Ring),
             ("af_xdp:v0", Kind::AfXdp),

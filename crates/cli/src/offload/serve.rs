@@ -39,7 +39,7 @@ Examples:
   # connections within this machine, too
   inlane offload serve --port af_xdp:veth0 --address 10.0.0.1/24 --loopback")]
 pub struct Serve {
-    /// Port to the network: af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS
+    /// Port to the network: af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, ntb:SOCKET|ADDRESS, pci:ADDRESS
     #[arg(long, value_name = "PORT")]
     port: String,
     /// Number of threads that run sockets, 1 to 64. Each has a queue of the port, so the port must spread flows
@@ -72,7 +72,7 @@ pub struct Serve {
     /// What a rule names as the program is what the program says of itself
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Largest IP packet on the port, 1280 to 65535 [default: 1500; on memif, 9000 for TCP segments]
+    /// Largest IP packet on the port, 1280 to 65535 [default: 1500; on memif and ntb, 9000 for TCP segments]
     #[arg(long, value_name = "BYTES", value_parser = count::<u16>(1280, 65535))]
     mtu: Option<u16>,
     /// MAC address of the engine [default: that of the interface]

@@ -98,18 +98,18 @@ fn sockets_of_two_threads_behave_as_programs_expect() {
 
 #[test]
 fn two_engines_with_two_threads_each_carry_streams_over_memif_with_faults() {
-    carry_streams_over_memif(FAULTS);
+    carry_streams("memif", 2, FAULTS);
 }
 
 /// Without faults, frames are read in place.
 #[test]
 fn two_engines_with_two_threads_each_carry_streams_over_memif() {
-    carry_streams_over_memif(&[]);
+    carry_streams("memif", 2, &[]);
 }
 
 #[test]
 fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif() {
-    let Some(statuses) = carry_streams_over_memif(&["--transport", "rdma"]) else { return };
+    let Some(statuses) = carry_streams("memif", 2, &["--transport", "rdma"]) else { return };
     for status in statuses {
         assert_eq!(status["rdma"]["placed_bytes"], status["connections"]["received_bytes"], "{status}");
     }
@@ -118,7 +118,7 @@ fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif() {
 #[test]
 fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif_with_faults() {
     let flags = [&["--transport", "rdma"], FAULTS].concat();
-    let Some(statuses) = carry_streams_over_memif(&flags) else { return };
+    let Some(statuses) = carry_streams("memif", 2, &flags) else { return };
     for status in statuses {
         let count = |name: &str| status["rdma"][name].as_u64().unwrap();
         let streams = status["connections"]["received_bytes"].as_u64().unwrap();
@@ -128,14 +128,28 @@ fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif_with_fault
     }
 }
 
+#[test]
+fn two_engines_carry_streams_over_an_ntb() {
+    carry_streams("ntb", 1, &[]);
+}
+
+#[test]
+fn two_engines_carry_streams_by_rdma_over_an_ntb_with_faults() {
+    let flags = [&["--transport", "rdma", "--mtu", "9000"], FAULTS].concat();
+    let Some(statuses) = carry_streams("ntb", 1, &flags) else { return };
+    for status in statuses {
+        assert!(status["rdma"]["placed_bytes"].as_u64().unwrap() > 0, "{status}");
+    }
+}
+
 const FAULTS: &[&str] = &["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,seed=5"];
 
-/// Runs two clients at once. Usually each thread of their engine gets one client, so both queues of the link
-/// carry connections. `flags` are further ones of the engines. Returns their states, or `None` if the test cannot run on this
-/// machine.
-fn carry_streams_over_memif(flags: &[&str]) -> Option<[serde_json::Value; 2]> {
+/// Runs two clients at once. Usually each of two threads of their engine gets one client, so both queues of the link
+/// carry connections. `kind` is the kind of the engines' ports, and `flags` are further flags of the engines. Returns their
+/// states, or `None` if the test cannot run on this machine.
+fn carry_streams(kind: &str, threads: usize, flags: &[&str]) -> Option<[serde_json::Value; 2]> {
     if !std::path::Path::new(PYTHON).exists() {
-        eprintln!("SKIPPED threads-memif: the program python3 is missing; apt-get install python3");
+        eprintln!("SKIPPED threads-{kind}: the program python3 is missing; apt-get install python3");
         return None;
     }
     build_library();
@@ -151,8 +165,8 @@ fn carry_streams_over_memif(flags: &[&str]) -> Option<[serde_json::Value; 2]> {
         .enumerate()
         .map(|(side, role)| {
             let mut command = inlane();
-            command.args(["serve", "--threads", "2"]).args(flags);
-            command.arg("--port").arg(format!("memif:{},role={role}", folder.path().join("link").display()));
+            command.args(["serve", "--threads", &threads.to_string()]).args(flags);
+            command.arg("--port").arg(format!("{kind}:{},role={role}", folder.path().join("link").display()));
             command.args(["--mac", &format!("02:00:00:00:00:0{}", side + 1)]);
             command.args(["--address", &format!("10.79.0.{}/24", side + 1), "--socket"]).arg(control(side));
             Running(command.stderr(Stdio::piped()).spawn().unwrap())
@@ -179,9 +193,9 @@ fn carry_streams_over_memif(flags: &[&str]) -> Option<[serde_json::Value; 2]> {
     };
     let has_idle_thread = |side: usize| {
         let status = status_of(side);
-        let threads = status["threads"].as_array().unwrap();
-        assert_eq!(threads.len(), 2, "{status}");
-        threads.iter().any(|thread| thread["received_packets"] == 0 || thread["sent_packets"] == 0)
+        let all = status["threads"].as_array().unwrap();
+        assert_eq!(all.len(), threads, "{status}");
+        all.iter().any(|thread| thread["received_packets"] == 0 || thread["sent_packets"] == 0)
     };
     let mut rounds = 0;
     while rounds == 0 || has_idle_thread(0) || has_idle_thread(1) {

@@ -265,7 +265,8 @@ mod tests {
     fn the_refusal_of_a_port_lists_the_ports_of_networks() {
         for text in ["null", "nul"] {
             let why = parse_port(text).unwrap_err().to_string();
-            let ports = "af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS";
+            let ports =
+                "ntb:SOCKET|ADDRESS, af_xdp:IFACE, af_packet:IFACE, tap:NAME, memif:SOCKET, pci:ADDRESS";
             assert!(why.ends_with(&format!("give one of {ports}")), "{why}");
         }
     }

@@ -42,14 +42,19 @@ impl Doorbell {
     /// Makes the descriptor unreadable until the next ring. Does not wait for one, even if the peer has removed the flag
     /// O_NONBLOCK.
     pub(super) fn clear(&self) {
-        let mut counter = [0; 8];
-        // An offset of -1 stands for none, because an eventfd has no positions.
-        let cleared =
-            preadv2(&self.0, &mut [IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT);
-        if cleared == Err(Errno::OPNOTSUPP) {
-            // Linux before 5.8 has no such read of an eventfd.
-            let _ = read(&self.0, &mut counter);
-        }
+        clear_eventfd(self.0.as_fd());
+    }
+}
+
+/// Makes an eventfd unreadable until its counter is increased. Does not wait for that, even if another process that shares the
+/// eventfd has removed the flag O_NONBLOCK.
+pub(crate) fn clear_eventfd(eventfd: BorrowedFd<'_>) {
+    let mut counter = [0; 8];
+    // An offset of -1 stands for none, because an eventfd has no positions.
+    let cleared = preadv2(eventfd, &mut [IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT);
+    if cleared == Err(Errno::OPNOTSUPP) {
+        // Linux before 5.8 has no such read of an eventfd.
+        let _ = read(eventfd, &mut counter);
     }
 }
 

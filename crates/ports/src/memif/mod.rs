@@ -15,6 +15,7 @@ mod tests;
 
 use control::{Agreement, Channel, Offer, as_client, as_server, await_readable};
 use doorbell::Doorbell;
+pub(crate) use doorbell::clear_eventfd;
 use inlane_core::{Error, Pool, Port, PortInfo, Result, Rx, Tx};
 use queue::{Buffers, MemifRx, MemifTx, Peer};
 use rustix::io::Errno;
