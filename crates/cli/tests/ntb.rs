@@ -44,6 +44,32 @@ fn a_signal_to_the_launcher_ends_all_pes_in_order() {
     assert!(exist("ended"), "each PE is asked to end");
 }
 
+/// Linux executes one membarrier(2) of this kind at a time, and each interrupts all processors that run PEs. Jobs of
+/// many PEs were a hundred times slower with it. The kernel kills each process of this job that makes such a call.
+#[test]
+fn sleeping_pes_interrupt_no_other_processors() {
+    let statement = |code: u32, jt, k| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_membarrier as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_KILL_PROCESS),
+    ];
+    let mut job = Command::new(INLANE);
+    job.args(["ntb", "run", "-n", "3", "--", INLANE, "ntb", "check", "--completion", "interrupt"]);
+    // SAFETY: the closure makes system calls only, and `filter` and `program` live until the calls return.
+    unsafe {
+        job.pre_exec(move || {
+            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+            let filtered = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0;
+            if filtered { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        })
+    };
+    let output = job.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
 #[test]
 fn a_job_ends_as_its_first_failure() {
     let run = |script: &str| inlane(&["ntb", "run", "-n", "3", "--", "sh", "-c", script]);

@@ -243,14 +243,6 @@ impl BridgeInfo {
                     "puts",
                     from(thresholds.mover_from_bytes, "the mover copies", "stores at all sizes"),
                 ),
-                Cell::new(
-                    "wake-ups",
-                    if thresholds.wakes_by_membarrier {
-                        "the waiter executes the barrier by membarrier(2)"
-                    } else {
-                        "the notifier executes a barrier after each store"
-                    },
-                ),
             ]),
             None => cells.push(Cell::new("thresholds", "known after connecting to a peer")),
         }

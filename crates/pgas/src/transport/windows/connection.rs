@@ -57,7 +57,6 @@ pub(super) fn connect_peers(
     inbound: &Region,
     layout: &Layout,
     settings: &Settings,
-    registered: bool,
 ) -> Result<Vec<Peer>> {
     let me = ntb.port();
     let others: Vec<u32> = (0..ntb.ports()).filter(|pe| *pe != me).collect();
@@ -70,8 +69,8 @@ pub(super) fn connect_peers(
         // handshake. If the generation changes from now on, the link was lost.
         let generation = ntb.link(pe).generation;
         let window = ntb.peer_window(pe, 0)?;
-        let (peer_registered, alignment) = check_window(pe, &window, layout)?;
-        let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
+        let alignment = check_window(pe, &window, layout)?;
+        let needs_barrier = window.ordering() != Promise::Coherent;
         let epochs = (connection.tag(), connection.theirs);
         peers.push((pe, peer(window, epochs, generation, needs_barrier, alignment)));
         Ok(())
@@ -110,9 +109,8 @@ fn peer(
 }
 
 /// Checks that `window` begins with a valid header and has the sizes of `layout`, because offsets would
-/// differ otherwise. Returns true if the peer's process is registered for membarrier(2), and the alignment of
-/// the peer's memory.
-fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usize)> {
+/// differ otherwise. Returns the alignment of the peer's memory.
+fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<usize> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: `header` is a local variable, and the length is its size.
     unsafe { window.load_into(header.as_mut_ptr().cast(), 0, size_of_val(&header))? };
@@ -129,5 +127,5 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<(bool, usiz
         }
         .into());
     }
-    Ok((header[3] == 1, super::alignment(header[4])))
+    Ok(super::alignment(header[4]))
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  offset   part          written by          contents
-//!  0        header        the owner, before   magic, number of PEs, symmetric bytes, registered for barriers
-//!                         the handshake       alignment
+//!  0        header        the owner, before   magic, number of PEs, symmetric bytes, alignment
+//!                         the handshake
 //!  4096     inbox 0       PE 0 only           the same for each inbox p:
 //!  12288    inbox 1       PE 1 only           +0     notifications: tag << 32 | count
 //!  ...                                        +128   announcement: PE p is about to sleep
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 /// 1. the magic;
 /// 2. the number of PEs;
 /// 3. the number of symmetric bytes;
-/// 4. 1 if the owner has registered for barriers by membarrier(2);
+/// 4. 0: unused;
 /// 5. the alignment of the memory's address.
 pub const HEADER_WORDS: usize = 5;
 /// The value of the header's first word. A PE refuses a peer whose memory lacks it.

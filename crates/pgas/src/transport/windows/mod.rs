@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use threshold::calibrate;
 use wait::{FailureScope, WaitOptions, Waits};
-use wakeup::{BACKSTOP, Interest, Notifier, Stored, register_for_barriers};
+use wakeup::{BACKSTOP, Interest, Notifier, Stored};
 
 /// The doorbell bit for requests.
 const REQUEST: u64 = 1;
@@ -105,8 +105,8 @@ struct Peer {
     ///
     /// * The peer is this PE itself. This PE then checks whether its own threads sleep, and rings its own
     ///   doorbell.
-    /// * One of the two PEs is not registered for membarrier(2), or the memory window is not coherent. The PE
-    ///   then needs a full barrier after the store, before it checks whether the peer has announced a sleep.
+    /// * The memory window is not coherent. The PE then needs a full barrier after each store, before it checks
+    ///   whether the peer has announced a sleep.
     pub is_exceptional: bool,
     /// The peer's last announcement of a sleep that this PE has answered with a doorbell. This is a copy of
     /// the notifier's value. It can be read without the notifier's lock.
@@ -177,8 +177,7 @@ unsafe impl Send for PeContext {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for PeContext {}
 
-/// The sizes from which a connected transport copies the bytes of a put or a get by another method. Also
-/// shows how the transport wakes waiters.
+/// The sizes from which a connected transport copies the bytes of a put or a get by another method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
     /// A get of at least this many bytes asks the owner of the bytes to answer with a put. Null if all gets
@@ -186,9 +185,6 @@ pub struct Thresholds {
     pub push_from_bytes: Option<u64>,
     /// The mover copies puts of at least this many bytes. Null if all puts use stores.
     pub mover_from_bytes: Option<u64>,
-    /// True if a waiting PE runs membarrier(2) before it sleeps. Notifying PEs then need no barrier after
-    /// stores.
-    pub wakes_by_membarrier: bool,
 }
 
 /// Checks that the bridge can carry the protocol. Returns the interrupt vectors of the doorbell bits
@@ -239,16 +235,15 @@ impl Windows {
         let inbound = ntb.inbound().slice(0, bytes)?;
         let base = inbound.as_ptr();
         let (request_vector, wake_vector) = vectors(&*ntb)?;
-        let registered = register_for_barriers();
         let own_alignment = alignment(1 << (base as usize).trailing_zeros().min(63));
         let header: [u64; HEADER_WORDS] =
-            [MAGIC, pes as u64, layout.symmetric_bytes() as u64, registered as u64, own_alignment as u64];
+            [MAGIC, pes as u64, layout.symmetric_bytes() as u64, 0, own_alignment as u64];
         for (index, word) in header.iter().enumerate() {
             // SAFETY: the header's words lie inside the memory, and no peer reads them before the handshake.
             unsafe { base.cast::<u64>().add(index).write_volatile(*word) };
         }
         ntb.link_enable(true);
-        let peers = connect_peers(&*ntb, &inbound, &layout, &settings, registered)?;
+        let peers = connect_peers(&*ntb, &inbound, &layout, &settings)?;
         // Use the smallest alignment of all PEs. All PEs read the same headers, so they all get the same
         // result.
         let alignment = peers.iter().map(|peer| peer.alignment).fold(own_alignment, usize::min);
@@ -383,16 +378,13 @@ impl Windows {
         self.context.wait_for(options, scope, done)
     }
 
-    /// Returns the sizes from which this PE uses two faster methods, and whether a waiter runs membarrier(2).
-    /// The methods are gets that the owner of the bytes answers by a put, and puts that the mover copies.
+    /// Returns the sizes from which this PE uses two faster methods: gets that the owner of the bytes answers by
+    /// a put, and puts that the mover copies.
     pub fn thresholds(&self) -> Thresholds {
         let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
         Thresholds {
             push_from_bytes: from(self.context.push_from),
             mover_from_bytes: self.context.mover.as_ref().and_then(|_| from(self.context.mover_from)),
-            wakes_by_membarrier: (0..)
-                .zip(&self.context.peers)
-                .all(|(pe, peer)| pe == self.context.me || !peer.is_exceptional),
         }
     }
 }

@@ -207,9 +207,13 @@ impl PeContext {
         if peer.is_exceptional {
             return self.stored_exceptionally(pe, peer, what);
         }
-        // The waiter's membarrier(2) acts as a hardware barrier on both sides. So this side needs only a
-        // compiler fence, which keeps the store before the load of the announcement.
-        compiler_fence(Ordering::SeqCst);
+        if what.needs_barrier() {
+            fence(Ordering::SeqCst);
+        } else {
+            // The processor may still load the announcement before the put arrives. The waiter then finds the
+            // word when it looks again.
+            compiler_fence(Ordering::SeqCst);
+        }
         self.wake_if_announced(pe, peer, what);
     }
 

@@ -428,37 +428,57 @@ fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     });
 }
 
-/// Runs puts that arrive just when the other PE begins to sleep. A doorbell must end each of these sleeps.
-#[test]
-fn no_wakeup_is_lost_between_announcement_and_sleep() {
+/// Lets two PEs in turn `send` to each other, and `receive` the same. Each send arrives just when the other PE
+/// begins to sleep. The last argument of both is the number of the round.
+fn meets_the_sleep(send: impl Fn(&Windows, u64) + Sync, receive: impl Fn(&Windows, u64) + Sync) {
     const ROUNDS: u64 = 3000;
     let other = |windows: &Windows, turn: u64| {
-        let me = windows.me();
-        let word = windows.symmetric().0.wrapping_add(64) as usize;
         for round in 1..=ROUNDS {
-            let put = || {
+            let send = || {
                 // The pause grows with each round. So in some round, the store hits the moment at which the
                 // other PE announces its sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
-                // SAFETY: the source is a local variable of 8 bytes.
-                unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8, AtReturn) }.unwrap();
+                send(windows, round);
             };
             if turn == 0 {
-                put();
+                send();
             }
-            // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
-            let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
-            windows
-                .wait(Awaited { word: Some((64, 8)), ..Awaited::default() }, &mut set, &mut no_check)
-                .unwrap();
+            receive(windows, round);
             if turn == 1 {
-                put();
+                send();
             }
         }
     };
     let start = Instant::now();
     two(|first, _| other(first, 0), |second| other(second, 1));
     assert!(start.elapsed() < LONG, "a wake-up was lost");
+}
+
+/// A doorbell, or a look at the word, must end each of these sleeps.
+#[test]
+fn no_put_is_lost_between_announcement_and_sleep() {
+    meets_the_sleep(
+        |windows, round| {
+            // SAFETY: the source is a local variable of 8 bytes.
+            unsafe { windows.put(1 - windows.me(), 64, (&raw const round).cast(), 8, AtReturn) }.unwrap();
+        },
+        |windows, round| {
+            let word = windows.symmetric().0.wrapping_add(64) as usize;
+            // SAFETY: `word` is the address of an aligned word in this PE's own symmetric memory.
+            let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
+            let awaited = Awaited { word: Some((64, 8)), ..Awaited::default() };
+            windows.wait(awaited, &mut set, &mut no_check).unwrap();
+        },
+    );
+}
+
+/// A doorbell must end each of these sleeps, because a waiter for a notification does not look for it meanwhile.
+#[test]
+fn no_notification_is_lost_between_announcement_and_sleep() {
+    meets_the_sleep(
+        |windows, _| windows.notify(1 - windows.me()).unwrap(),
+        |windows, _| windows.take_notification(1 - windows.me(), &mut no_check).unwrap(),
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Waits for a condition by polling, by sleeping until a doorbell, or adaptively. Each wait chooses its
 //! completion mode.
 
-use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, LostDoorbells, Waiter, barrier_everywhere};
+use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, LOOK_EVERY, LostDoorbells, Waiter};
 use super::{PeContext, WAKE};
 use crate::error::{Error, Result};
 use crate::transport::poll_limit::{PollLimit, YIELDS};
@@ -60,10 +60,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
-
-/// How long a thread sleeps between two checks while it waits for words of memory. The kernel may add its
-/// timer slack of 50 us.
-const LOOK_EVERY: Duration = Duration::from_micros(40);
 
 /// One wait: the steps that [`Wait::run`] of the core crate calls in a loop.
 struct OneWait<'a, F> {
@@ -241,7 +237,11 @@ impl PeContext {
             over = done();
         }
         if !over {
-            self.barrier_with_notifiers();
+            if !self.coherent {
+                // Read back through each window, so that the announcement arrives before the next check of
+                // the awaited condition.
+                self.peers.iter().for_each(|peer| peer.window.flush());
+            }
             if !done() {
                 match interest {
                     Interest::Control => self.waits.lost.record(self.sleep(backstop), &mut *done),
@@ -252,19 +252,6 @@ impl PeContext {
         let mut waiter = lock(&self.waits.waiter);
         waiter.awake(interest);
         self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
-    }
-
-    /// Orders this thread's announcement of a sleep before its next check of the awaited condition. On
-    /// coherent windows, also executes a barrier at the notifiers. This orders their stores before their
-    /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
-    fn barrier_with_notifiers(&self) {
-        if self.coherent {
-            // This call executes no barrier in processes that have not registered for membarrier(2).
-            // Notifiers in such processes execute their own barriers.
-            barrier_everywhere();
-        } else {
-            self.peers.iter().for_each(|peer| peer.window.flush());
-        }
     }
 
     /// Wakes the threads of this PE that wait for words in its own memory. Call this after an atomic has
@@ -280,8 +267,8 @@ impl PeContext {
 
     /// Sleeps like [`Self::sleep`], but calls `done` every [`LOOK_EVERY`] and returns once `done` returns
     /// true. This is needed because stores through the program's pointers change awaited words without a
-    /// doorbell. If PEs share processors, calls `done` 16 times less often, so that sleepers take little time
-    /// from working PEs.
+    /// doorbell, and because a notifier may miss this sleep's announcement after a put. If PEs share processors,
+    /// calls `done` 16 times less often, so that sleepers take little time from working PEs.
     fn sleep_looking(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let (begun, every) = (Instant::now(), if self.yields { LOOK_EVERY * 16 } else { LOOK_EVERY });
         while begun.elapsed() < backstop && !self.sleep(every) && !done() {}
