@@ -11,30 +11,25 @@ pub fn word(index: u64, seed: u64) -> u64 {
 
 /// Fills `bytes` with the pattern of `seed`, starting with word 0.
 pub fn fill(bytes: &mut [u8], seed: u64) {
-    let mut words = bytes.chunks_exact_mut(8);
-    let mut index = 0;
-    for chunk in &mut words {
-        chunk.copy_from_slice(&word(index, seed).to_le_bytes());
-        index += 1;
+    let (words, rest) = bytes.as_chunks_mut();
+    let last = word(words.len() as u64, seed).to_le_bytes();
+    for (index, bytes) in words.iter_mut().enumerate() {
+        *bytes = word(index as u64, seed).to_le_bytes();
     }
-    let rest = words.into_remainder();
-    rest.copy_from_slice(&word(index, seed).to_le_bytes()[..rest.len()]);
+    rest.copy_from_slice(&last[..rest.len()]);
 }
 
 /// Counts the bytes that differ from the pattern of `seed`.
 pub fn count_wrong(bytes: &[u8], seed: u64) -> u64 {
-    let mut wrong = 0;
-    let words = bytes.chunks_exact(8);
-    let rest = words.remainder();
-    let mut index = 0;
-    for chunk in words {
-        let found = u64::from_le_bytes(chunk.try_into().expect("a chunk has 8 bytes"));
-        if found != word(index, seed) {
-            wrong += differences(chunk, word(index, seed));
+    let (words, rest) = bytes.as_chunks();
+    let mut wrong = differences(rest, word(words.len() as u64, seed));
+    for (index, bytes) in words.iter().enumerate() {
+        let expected = word(index as u64, seed);
+        if u64::from_le_bytes(*bytes) != expected {
+            wrong += differences(bytes, expected);
         }
-        index += 1;
     }
-    wrong + differences(rest, word(index, seed))
+    wrong
 }
 
 fn differences(bytes: &[u8], expected: u64) -> u64 {
