@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ struct Inner {
     inbound: Region,
     wires: Vec<Option<Arc<Wire>>>,
     socket: OwnedFd,
+    /// True once [`Twin::has_ended`] has returned true.
+    ended: AtomicBool,
 }
 
 impl Twin {
@@ -140,6 +142,7 @@ impl Twin {
             inbound,
             wires,
             socket,
+            ended: AtomicBool::new(false),
         });
         inner.registers().set_link(false);
         inner.registers().mask.0.store(0, Ordering::Release);
@@ -185,12 +188,18 @@ impl Twin {
     /// Returns true if the [`Hub`] has ended or has asked this process to end. Does not block. Do not combine it with
     /// [`Twin::wait_for_end`].
     pub fn has_ended(&self) -> bool {
+        let ended = &self.inner.ended;
         let mut message = [0u8; 8];
-        match rustix::net::recv(&self.inner.socket, &mut message, RecvFlags::DONTWAIT) {
-            Ok((_, 8)) => message[..4] == MESSAGE_EXIT.to_ne_bytes(),
-            Ok((_, 1..)) | Err(Errno::INTR | Errno::AGAIN) => false,
-            _ => true,
+        if !ended.load(Ordering::Acquire) {
+            let now = match rustix::net::recv(&self.inner.socket, &mut message, RecvFlags::DONTWAIT) {
+                Ok((_, 8)) => message[..4] == MESSAGE_EXIT.to_ne_bytes(),
+                Ok((_, 1..)) | Err(Errno::INTR | Errno::AGAIN) => false,
+                _ => true,
+            };
+            // The message arrives only once.
+            ended.fetch_or(now, Ordering::AcqRel);
         }
+        ended.load(Ordering::Acquire)
     }
 
     /// Returns the socket to the hub. It becomes readable when [`Twin::has_ended`] may return true.

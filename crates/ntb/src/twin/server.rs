@@ -187,6 +187,7 @@ mod tests {
         let client = join(&path);
         drop((own, server));
         wait("the client sees no end", || client.has_ended());
+        assert!(client.has_ended(), "it does not come back");
         assert!(!path.exists() && !client.link(0).up);
     }
 

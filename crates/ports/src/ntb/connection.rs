@@ -16,7 +16,7 @@ use super::ring::{HEADER, LONGEST_FRAME, UNIT};
 use inlane_core::region::Region;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::window::Window;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 /// The words, by their offsets.
@@ -78,6 +78,8 @@ pub(super) struct Connection {
     pub(super) units_out: u32,
     /// How the peer has broken the protocol, if it has.
     broken: OnceLock<&'static str>,
+    /// True if a later connection may use the memory.
+    closed: AtomicBool,
 }
 
 impl Connection {
@@ -97,7 +99,8 @@ impl Connection {
         };
         let (units_in, units_out) = (units_of(inbound.len())?, units_of(window.len())?);
         let broken = OnceLock::new();
-        Ok(Self { ntb, peer, tag, inbound, window, units_in, units_out, broken })
+        let closed = AtomicBool::new(false);
+        Ok(Self { ntb, peer, tag, inbound, window, units_in, units_out, broken, closed })
     }
 
     pub(super) fn ntb(&self) -> &dyn Ntb {
@@ -227,6 +230,18 @@ impl Connection {
     #[cold]
     pub(super) fn break_off(&self, why: &'static str) -> bool {
         self.broken.set(why).is_ok()
+    }
+
+    /// Records that the memory will hold frames of another connection. Call this before the peer learns of that connection.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns true if frames in this end's memory may be those of a later connection. Call this after reading a frame.
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        fence(Ordering::Acquire);
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// Returns how the peer has broken the protocol, if it has.

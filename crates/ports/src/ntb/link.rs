@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long one attempt of a handshake takes at most. A request to stop is noticed at most this late.
-const HANDSHAKE: Duration = Duration::from_millis(500);
+const HANDSHAKE: Duration = Duration::from_secs(1);
 /// The pause after a failed attempt to connect, and after the peer broke the protocol.
 const RETRY: Duration = Duration::from_millis(20);
 /// The longest time between two looks at the state of the link. Changes of the state also cause events.
@@ -170,10 +170,13 @@ impl Shared {
     fn serve(&self, ntb: &Arc<dyn Ntb>, twin: Option<&Twin>) {
         ntb.link_enable(true);
         let goes_on = || !self.stopping() && !twin.is_some_and(Twin::has_ended);
+        // The receive queue may still read the last frames of this connection.
+        let mut former: Option<Arc<Connection>> = None;
         while goes_on() {
-            match self.connect(ntb) {
+            match self.connect(ntb, former.as_deref()) {
                 Ok(Some((connection, link, epochs))) => {
-                    self.carry(&**ntb, twin, connection, link, epochs);
+                    self.carry(&**ntb, twin, &connection, link, epochs);
+                    former = Some(connection);
                     if goes_on() {
                         self.wait_for(&[self.wake.as_fd()], RETRY);
                     }
@@ -191,13 +194,14 @@ impl Shared {
         self.wait_for(&[self.wake.as_fd()], RETRY);
     }
 
-    /// Connects to the peer. Returns `None` if it has not opened its port.
+    /// Connects to the peer, and closes the former connection. Returns `None` if the peer has not opened its port.
     ///
     /// # Errors
     /// Why the attempt failed.
     fn connect(
         &self,
         ntb: &Arc<dyn Ntb>,
+        former: Option<&Connection>,
     ) -> Result<Option<(Arc<Connection>, Link, ConnectionEpochs)>, String> {
         let peer = 1 - ntb.port();
         let link = ntb.link(peer);
@@ -211,6 +215,7 @@ impl Shared {
         let epochs = handshake::connect(&**ntb, peer, &offer, &Faults::default()).map_err(text)?;
         let window = ntb.peer_window(peer, 0).map_err(text)?;
         let connection = Connection::new(ntb.clone(), peer, epochs.tag(), inbound, window)?;
+        former.inspect(|former| former.close());
         connection.greet();
         let until = Instant::now() + HANDSHAKE;
         while !connection.is_greeted()? {
@@ -228,7 +233,7 @@ impl Shared {
         &self,
         ntb: &dyn Ntb,
         twin: Option<&Twin>,
-        connection: Arc<Connection>,
+        connection: &Arc<Connection>,
         link: Link,
         epochs: ConnectionEpochs,
     ) {

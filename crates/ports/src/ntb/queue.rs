@@ -205,7 +205,7 @@ impl NtbRx {
     }
 
     /// Takes the new connection if the link has changed. If the link went down, reads the remaining frames first: they are in
-    /// this end's own memory.
+    /// this end's own memory, and stay there until the next handshake.
     #[inline]
     fn follow(&mut self) {
         if self.current.shared.change() == self.current.change {
@@ -225,7 +225,7 @@ impl NtbRx {
     #[inline]
     fn has_record(&mut self) -> bool {
         let Some(connection) = &self.current.connection else { return false };
-        if connection.broken().is_some() {
+        if connection.broken().is_some() || connection.is_closed() {
             return false;
         }
         match self.position.has_record(|former| connection.load(Word::Sent, former)) {
@@ -299,6 +299,13 @@ unsafe impl Rx for NtbRx {
             received += 1;
             true
         });
+        if self.current.connection.as_ref().is_some_and(|connection| connection.is_closed()) {
+            // A later peer may have changed the frames while they were copied.
+            // SAFETY: the packets were allocated above, and nobody uses them.
+            unsafe { self.pool.free(&packets[..received]) };
+            refused += received as u64;
+            received = 0;
+        }
         self.counters.packets -= refused;
         self.counters.errors += refused;
         Ok(received)

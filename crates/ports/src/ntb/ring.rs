@@ -5,6 +5,9 @@
 //! [`SKIP`] there and begins at the start. A *position* counts units without end, modulo 2^32, so a full ring differs from an
 //! empty one.
 
+#[cfg(test)]
+mod tests;
+
 /// The bytes of a unit.
 pub(super) const UNIT: usize = 64;
 /// The bytes of a record before its frame: the word with the frame's length.
