@@ -174,6 +174,48 @@ fn ntb_check_between_two_machines() {
     assert!(second.contains("ivshmem, PE 1 of 2, 3 rounds"), "{second}");
 }
 
+#[test]
+fn an_ntb_carries_packets_between_two_machines() {
+    const TEST: &str = "an_ntb_carries_packets_between_two_machines";
+    let Some(inlane) = inlane(TEST) else { return };
+    let port = "ntb:0000:00:01.0,wait=120";
+    let receive = ["forward", "--rx", port, "--tx", "check:1000,flows=4", "--packets", "2000"];
+    let send = ["forward", "--rx", "gen:1000,flows=4", "--tx", port, "--rate", "2kpps", "--packets", "2000"];
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ntb-two-vms.sh"));
+    command.env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server")).args(["--timeout", "240", &inlane]);
+    let output = command.args(receive).args([":::", &inlane]).args(send).output().unwrap();
+    let Some(first) = outcome(TEST, output) else { return };
+    let verified = "verified  ok: 2000 packets, 0 lost, 0 duplicated, 0 reordered, 0 altered";
+    assert!(first.contains(verified) && first.contains("NTB by ivshmem 0000:00:01.0 -> "), "{first}");
+}
+
+#[test]
+fn engines_of_two_machines_are_joined_by_an_ntb() {
+    const TEST: &str = "engines_of_two_machines_are_joined_by_an_ntb";
+    let Some(inlane) = inlane(TEST) else { return };
+    let library = Path::new(&inlane).with_file_name("libinlane_preload.so");
+    if !library.exists() {
+        return eprintln!(
+            "SKIPPED {TEST}: no {}; build it with: cargo build -p inlane-preload",
+            library.display()
+        );
+    }
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(lab.join("ntb-two-vms.sh"))
+        .env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server"))
+        .args(["--timeout", "300", "--file", &inlane, "--file"])
+        .arg(library)
+        .arg("--file")
+        .arg(lab.join("guest/engines.sh"))
+        .args(["sh", "/bin/engines.sh", "target", ":::", "sh", "/bin/engines.sh", "bench"])
+        .output()
+        .unwrap();
+    let second = String::from_utf8_lossy(&output.stderr).into_owned();
+    let Some(first) = outcome(TEST, output) else { return };
+    assert!(first.contains("engine 1: ok") && first.contains("0 data digest errors"), "{first}\n{second}");
+    assert!(second.contains("engine 2: ok"), "{second}");
+}
+
 /// Returns the path of the `inlane` program. Cargo builds it into the same folder as this package's programs.
 fn inlane(test: &str) -> Option<String> {
     let program = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
