@@ -1,8 +1,11 @@
+#[path = "../../../core/tests/loads/mod.rs"]
+mod loads;
+
 use super::*;
 use inlane_core::Region;
-use inlane_core::load::{Sample, Sampler, run_together};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
+use loads::{await_parked, beside, measure, until};
 use std::time::Instant;
 
 /// Opens a twin whose engine copies 1 GB/s.
@@ -45,55 +48,6 @@ fn prepared(mut load: CopyLoad) -> CopyLoad {
     load
 }
 
-/// Runs loads, and calls `session` on another thread when they have started. Stops them when it returns. Returns the
-/// outcome of each load.
-fn beside<T: Send>(
-    loads: &mut [&mut dyn Load],
-    session: impl FnOnce(&Sampler) -> T + Send,
-) -> (T, Vec<std::result::Result<(), LoadError>>) {
-    let run = Running::new(loads.iter().map(|load| load.threads()).sum());
-    let sampler = Sampler::new(&Clock::new(), loads.iter().map(|load| load.meters()).collect());
-    std::thread::scope(|scope| {
-        let session = scope.spawn(|| {
-            run.start.wait().expect("the loads start");
-            let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session(&sampler)));
-            run.stop();
-            found
-        });
-        let outcomes = run_together(loads, &run, |_| Duration::from_millis(100));
-        let found = session.join().unwrap().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (found, outcomes)
-    })
-}
-
-/// Samples twice, with `time` in between.
-fn measure(sampler: &Sampler, time: Duration) -> [Sample; 2] {
-    let first = sampler.take();
-    std::thread::sleep(time);
-    [first, sampler.take()]
-}
-
-/// Waits until `condition` holds. Other programs may keep the loads from running for seconds.
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Waits for a window of 200 ms in which load 0 begins and ends no operation. A thread that was not scheduled when the load was
-/// parked ends its operations later. Returns what the load counted in that window.
-fn await_parked(sampler: &Sampler) -> inlane_core::load::Counts {
-    let mut parked = inlane_core::load::Counts::default();
-    until("a parked load does nothing", || {
-        let [first, last] = measure(sampler, Duration::from_millis(200));
-        parked = last.loads[0] - first.loads[0];
-        (parked.begun, parked.operations) == (0, 0)
-    });
-    parked
-}
-
 #[test]
 fn a_pace_that_changes_is_followed_and_0_parks() {
     let by_cpu = |threads| CopyLoadConfig { threads, to: Endpoint::Host, ..config(crate::Path::Cpu, 4096) };
@@ -111,7 +65,7 @@ fn a_pace_that_changes_is_followed_and_0_parks() {
         let name = load.name();
         let pace = load.pace();
         pace.set(paces[0]);
-        let (_, outcomes) = beside(&mut [&mut load], |sampler| {
+        let (_, outcomes) = beside(&mut [&mut load], |sampler, _| {
             for wanted in paces {
                 pace.set(wanted);
                 std::thread::sleep(Duration::from_millis(50));
@@ -155,7 +109,7 @@ fn a_stop_interrupts_slow_transfers_and_the_rest_is_verified() {
     // A transfer of 16 MiB through the twin's BAR takes 16 s.
     let mut load = load(crate::Path::Cpu, 16 << 20);
     let meters = load.meters();
-    let (stopped, outcomes) = beside(&mut [&mut load], |_| {
+    let (stopped, outcomes) = beside(&mut [&mut load], |_, _| {
         std::thread::sleep(Duration::from_millis(50));
         Instant::now()
     });
@@ -183,7 +137,7 @@ fn time_to_stop() -> Duration {
     let mut load = prepared(CopyLoad::open(config).unwrap());
     assert_eq!(load.name(), "copy host to host by cpu");
     let meters = load.meters();
-    let (stopped, outcomes) = beside(&mut [&mut load], |sampler| {
+    let (stopped, outcomes) = beside(&mut [&mut load], |sampler, _| {
         let mut seen = 0;
         while sampler.take().loads[0].operations < 1000 {
             seen = seen.max(sampler.take().loads[0].operations);
@@ -238,7 +192,7 @@ fn a_load_that_fails_ends_only_itself_and_keeps_what_it_has() {
     assert!(CopyLoad::open(missing).err().unwrap().to_string().contains("pci:ffff:ff:1f.7"));
     let (mut fails, mut goes_on) = (load(crate::Path::Dma, 4096), load(crate::Path::Dma, 4096));
     fails.copiers[0].selector.replace_mover(|engine| Box::new(Fails { engine, transfers: 0 }));
-    let (_, outcomes) = beside(&mut [&mut fails, &mut goes_on], |sampler| {
+    let (_, outcomes) = beside(&mut [&mut fails, &mut goes_on], |sampler, _| {
         while sampler.take().loads[0].errors == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -284,7 +238,7 @@ fn every_path_can_be_a_load() {
             }
             let mut load = prepared(load.unwrap());
             assert_eq!(load.path().name, path);
-            let (_, outcomes) = beside(&mut [&mut load], |sampler| {
+            let (_, outcomes) = beside(&mut [&mut load], |sampler, _| {
                 until("the load moves nothing", || sampler.take().loads[0].operations >= 3);
             });
             assert!(outcomes[0].is_ok(), "{path}: {outcomes:?}");
