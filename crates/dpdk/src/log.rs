@@ -84,37 +84,14 @@ unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize)
 }
 
 #[cfg(test)]
+#[path = "../../core/tests/events/mod.rs"]
+mod events;
+
+#[cfg(test)]
 mod tests {
+    use super::events::Events;
     use super::*;
-    use std::sync::{Arc, Mutex};
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Level, Metadata};
-
-    /// Keeps the level and the text of each event.
-    #[derive(Clone, Default)]
-    struct Events(Arc<Mutex<Vec<(Level, String)>>>);
-
-    impl tracing::Subscriber for Events {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn event(&self, event: &Event<'_>) {
-            let mut text = String::new();
-            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-                if field.name() == "message" {
-                    text = format!("{value:?}");
-                }
-            });
-            self.0.lock().unwrap().push((*event.metadata().level(), text));
-        }
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
-    }
+    use tracing::Level;
 
     #[test]
     fn only_critical_messages_are_errors() {
@@ -127,7 +104,7 @@ mod tests {
                 unsafe { inlane_dpdk_log(level, text.as_ptr(), text.len()) };
             }
         });
-        let events = events.0.lock().unwrap();
+        let events = events.take();
         let seen: Vec<(Level, &str)> = events.iter().map(|(level, text)| (*level, text.as_str())).collect();
         let expected = [
             (Level::ERROR, "DPDK: PANIC in f():"),

@@ -1,37 +1,15 @@
 //! Tests how many warnings hosts can cause.
 
+#[path = "../../../../../core/tests/events/mod.rs"]
+mod events;
+
 use super::*;
-use std::sync::Mutex;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata};
-
-/// Keeps the text of each warning.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &Event<'_>) {
-        let mut text = String::new();
-        event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-            text += &format!("{value:?}");
-        });
-        self.0.lock().unwrap().push(text);
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
+use events::Events;
+use tracing::Level;
 
 #[test]
 fn hosts_cause_at_most_twenty_warnings_in_a_second() {
-    let (subsystem, warnings) = (subsystem(&["memory:1M"], |_| {}), Warnings::default());
+    let (subsystem, events) = (subsystem(&["memory:1M"], |_| {}), Events::default());
     let in_a_second = |violations: usize| {
         for _ in 0..violations {
             let mut host = Host::new(&subsystem);
@@ -39,9 +17,10 @@ fn hosts_cause_at_most_twenty_warnings_in_a_second() {
             assert!(matches!(host.connection.end(), Some(End::Violation(_))));
         }
         subsystem.end_of_second();
-        std::mem::take(&mut *warnings.0.lock().unwrap())
+        let warnings = events.take().into_iter().filter(|(level, _)| *level == Level::WARN);
+        warnings.map(|(_, text)| text).collect::<Vec<_>>()
     };
-    tracing::subscriber::with_default(warnings.clone(), || {
+    tracing::subscriber::with_default(events.clone(), || {
         assert_eq!(in_a_second(20).len(), 20, "nothing is left out");
         let logged = in_a_second(45);
         assert_eq!(logged.len(), 21);
