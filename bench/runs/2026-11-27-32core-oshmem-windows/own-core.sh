@@ -1,0 +1,2 @@
+#!/bin/sh
+exec taskset -c "$INLANE_NTB_PE" "$@"
