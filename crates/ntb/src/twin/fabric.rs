@@ -8,7 +8,7 @@ use super::descriptors;
 use crate::error::{Error, Result};
 use crate::registers::{MAX_PORTS, PortRegisters, VECTORS};
 use inlane_core::region::{Location, Region};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -33,6 +33,8 @@ pub(super) struct Fabric {
     pub memories: Vec<OwnedFd>,
     /// [`EVENTS`] eventfds for each port: its doorbell vectors, then its link event.
     pub eventfds: Vec<OwnedFd>,
+    /// True if the processes at other ports may be hostile. They share the eventfds, so they can make a write block.
+    pub careful: bool,
 }
 
 impl Fabric {
@@ -43,8 +45,14 @@ impl Fabric {
     }
 
     pub(super) fn signal(&self, port: u32, event: usize) {
+        let eventfd = &self.eventfds[port as usize * EVENTS + event];
+        if self.careful
+            && poll(&mut [PollFd::new(eventfd, PollFlags::OUT)], Some(&Timespec::default())) != Ok(1)
+        {
+            return;
+        }
         // Ignore errors: if the eventfd's counter is full, a wake-up is already pending.
-        let _ = rustix::io::write(&self.eventfds[port as usize * EVENTS + event], &1u64.to_ne_bytes());
+        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
     }
 
     /// Raises the link event of every port.
@@ -127,7 +135,8 @@ impl Hub {
             .collect::<Result<_, _>>()
             .map_err(|error| Error::os("making an eventfd", error))?;
         let (events, receiver) = channel();
-        let fabric = Fabric { ports, window_bytes, registers, registers_fd, memories, eventfds };
+        let fabric =
+            Fabric { ports, window_bytes, registers, registers_fd, memories, eventfds, careful: true };
         let receiver = Mutex::new(Some(receiver));
         Ok(Self { fabric: Arc::new(fabric), events, receiver, sockets: Sockets::default() })
     }

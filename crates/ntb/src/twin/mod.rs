@@ -70,6 +70,16 @@ impl Twin {
     /// # Errors
     /// As for [`Twin::attach`].
     pub fn attach_with(socket: OwnedFd, faults: &Faults, needed: impl FnOnce(u32) -> usize) -> Result<Self> {
+        Self::attach_beside(socket, faults, needed, false)
+    }
+
+    /// Attaches like [`Twin::attach_with`]. Set `careful` if the processes at other ports may be hostile.
+    fn attach_beside(
+        socket: OwnedFd,
+        faults: &Faults,
+        needed: impl FnOnce(u32) -> usize,
+        careful: bool,
+    ) -> Result<Self> {
         faults.step("attach");
         let foreign = || {
             Error::invalid(
@@ -128,6 +138,7 @@ impl Twin {
             registers_fd,
             memories,
             eventfds: fds.collect(),
+            careful,
         });
         let wires = (0..ports)
             .map(|peer| {

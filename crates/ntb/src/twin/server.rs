@@ -67,7 +67,7 @@ impl Server {
     /// # Errors
     /// As for [`Twin::attach`].
     pub fn attach(&self, faults: &Faults) -> Result<Twin> {
-        Twin::attach(self.hub.admit(SERVER)?, faults)
+        Twin::attach_beside(self.hub.admit(SERVER)?, faults, |_| usize::MAX, true)
     }
 }
 
@@ -114,7 +114,7 @@ impl Twin {
     pub fn join(path: &Path, faults: &Faults) -> Result<Option<Self>> {
         let (address, client) = (address(path)?, socket(SocketType::SEQPACKET)?);
         match connect(&client, &address) {
-            Ok(()) => Self::attach(client, faults).map(Some),
+            Ok(()) => Self::attach_beside(client, faults, |_| usize::MAX, true).map(Some),
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => Ok(None),
             Err(error) => Err(failed(path)(error.into())),
         }
@@ -189,6 +189,22 @@ mod tests {
         wait("the client sees no end", || client.has_ended());
         assert!(client.has_ended(), "it does not come back");
         assert!(!path.exists() && !client.link(0).up);
+    }
+
+    #[test]
+    fn a_client_that_makes_doorbells_block_is_not_awaited() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::listen(&folder.path().join("bridge"), 4096).unwrap();
+        let own = server.attach(&Faults::default()).unwrap();
+        let client = join(&folder.path().join("bridge"));
+        // Ports 0 and 1 have a descriptor for each event.
+        for eventfd in &client.inner.fabric.eventfds {
+            rustix::fs::fcntl_setfl(eventfd, rustix::fs::OFlags::empty()).unwrap();
+            rustix::io::write(eventfd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        }
+        own.peer_doorbell_set(CLIENT, 1).unwrap();
+        own.link_enable(true);
+        drop((client, own));
     }
 
     #[test]
