@@ -15,6 +15,7 @@ mod datagrams;
 mod direct;
 mod hostile;
 mod interface;
+mod joined;
 mod musl;
 mod rdma;
 mod restart;

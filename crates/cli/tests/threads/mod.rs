@@ -1,7 +1,8 @@
 //! Tests of an engine with two threads, each with a queue of a veth. `peer.py` runs on the engine and on the
 //! kernel's stack, and checks every byte.
 
-use super::{ENGINE, KERNEL, Lab, Running, build_library, must};
+use super::joined::FAULTS;
+use super::{ENGINE, KERNEL, Lab, Running, must};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -94,124 +95,6 @@ fn sockets_of_two_threads_behave_as_programs_expect() {
     unsafe { libc::kill(engine.id() as i32, libc::SIGTERM) };
     assert!(engine.wait().unwrap().success());
     assert!(!lab.socket().exists());
-}
-
-#[test]
-fn two_engines_with_two_threads_each_carry_streams_over_memif_with_faults() {
-    carry_streams("memif", 2, FAULTS);
-}
-
-/// Without faults, frames are read in place.
-#[test]
-fn two_engines_with_two_threads_each_carry_streams_over_memif() {
-    carry_streams("memif", 2, &[]);
-}
-
-#[test]
-fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif() {
-    let Some(statuses) = carry_streams("memif", 2, &["--transport", "rdma"]) else { return };
-    for status in statuses {
-        assert_eq!(status["rdma"]["placed_bytes"], status["connections"]["received_bytes"], "{status}");
-    }
-}
-
-#[test]
-fn two_engines_with_two_threads_each_carry_streams_by_rdma_over_memif_with_faults() {
-    let flags = [&["--transport", "rdma"], FAULTS].concat();
-    let Some(statuses) = carry_streams("memif", 2, &flags) else { return };
-    for status in statuses {
-        let count = |name: &str| status["rdma"][name].as_u64().unwrap();
-        let streams = status["connections"]["received_bytes"].as_u64().unwrap();
-        assert!(count("placed_bytes") > streams / 2, "{status}");
-        assert!(count("returned") * 10 < count("connections"), "{status}");
-        assert!(count("retransmitted") > 0 && count("duplicates") > 0, "{status}");
-    }
-}
-
-#[test]
-fn two_engines_carry_streams_over_an_ntb() {
-    carry_streams("ntb", 1, &[]);
-}
-
-#[test]
-fn two_engines_carry_streams_by_rdma_over_an_ntb_with_faults() {
-    let flags = [&["--transport", "rdma", "--mtu", "9000"], FAULTS].concat();
-    let Some(statuses) = carry_streams("ntb", 1, &flags) else { return };
-    for status in statuses {
-        assert!(status["rdma"]["placed_bytes"].as_u64().unwrap() > 0, "{status}");
-    }
-}
-
-const FAULTS: &[&str] = &["--faults", "drop=0.5%,duplicate=1%,reorder=1%:3,seed=5"];
-
-/// Runs two clients at once. Usually each of two threads of their engine gets one client, so both queues of the link
-/// carry connections. `kind` is the kind of the engines' ports, and `flags` are further flags of the engines. Returns their
-/// states, or `None` if the test cannot run on this machine.
-fn carry_streams(kind: &str, threads: usize, flags: &[&str]) -> Option<[serde_json::Value; 2]> {
-    if !std::path::Path::new(PYTHON).exists() {
-        eprintln!("SKIPPED threads-{kind}: the program python3 is missing; apt-get install python3");
-        return None;
-    }
-    build_library();
-    let folder = tempfile::tempdir().unwrap();
-    let control = |side: usize| folder.path().join(format!("control{side}"));
-    let inlane = || {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after", "5", "100", env!("CARGO_BIN_EXE_inlane"), "offload"]);
-        command
-    };
-    let mut engines: Vec<_> = ["server", "client"]
-        .iter()
-        .enumerate()
-        .map(|(side, role)| {
-            let mut command = inlane();
-            command.args(["serve", "--threads", &threads.to_string()]).args(flags);
-            command.arg("--port").arg(format!("{kind}:{},role={role}", folder.path().join("link").display()));
-            command.args(["--mac", &format!("02:00:00:00:00:0{}", side + 1)]);
-            command.args(["--address", &format!("10.79.0.{}/24", side + 1), "--socket"]).arg(control(side));
-            Running(command.stderr(Stdio::piped()).spawn().unwrap())
-        })
-        .collect();
-    let mut logs = Vec::new();
-    for engine in &mut engines {
-        let mut log = BufReader::new(engine.0.stderr.take().unwrap());
-        let mut line = String::new();
-        log.read_line(&mut line).unwrap();
-        assert!(line.contains("engine ready"), "{line}");
-        // Keep the pipe open, because the engine fails to write further lines to a closed pipe.
-        logs.push(log);
-    }
-    let offloaded = |side: usize| {
-        let mut command = inlane();
-        command.args(["run", "--require", "--socket"]).arg(control(side)).args(["--", PYTHON]);
-        command
-    };
-    let _server = serve(offloaded(0), ENGINE);
-    let status_of = |side: usize| {
-        let said = must(inlane().args(["status", "--json", "-", "--socket"]).arg(control(side)));
-        serde_json::from_slice::<serde_json::Value>(&said).unwrap()["results"][0].clone()
-    };
-    let has_idle_thread = |side: usize| {
-        let status = status_of(side);
-        let all = status["threads"].as_array().unwrap();
-        assert_eq!(all.len(), threads, "{status}");
-        all.iter().any(|thread| thread["received_packets"] == 0 || thread["sent_packets"] == 0)
-    };
-    let mut rounds = 0;
-    while rounds == 0 || has_idle_thread(0) || has_idle_thread(1) {
-        rounds += 1;
-        assert!(rounds <= 10, "a thread carries no packets: {} {}", status_of(0), status_of(1));
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| check(offloaded(1), "streams", ENGINE));
-            }
-        });
-    }
-    for side in (0..2).filter(|_| flags.contains(&FAULTS[0])) {
-        let status = status_of(side);
-        assert!(status["connections"]["retransmitted_bytes"].as_u64().unwrap() > 0, "{status}");
-    }
-    Some([0, 1].map(status_of))
 }
 
 #[test]
