@@ -17,7 +17,7 @@ use control::{Agreement, Channel, Offer, as_client, as_server, await_readable};
 use doorbell::Doorbell;
 pub(crate) use doorbell::clear_eventfd;
 use inlane_core::{Error, Pool, Port, PortInfo, Result, Rx, Tx};
-use queue::{Buffers, MemifRx, MemifTx, Peer};
+use queue::{Buffers, End, MemifRx, MemifTx, Peer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -202,23 +202,21 @@ impl Memif {
         let peer = Arc::new(Peer { name: self.info.name.clone(), channel, ended: OnceLock::new() });
         let size = self.settings.buffer.next_multiple_of(64);
         let (server, client_queues) = (self.settings.server, pools.len() as u32);
-        // The buffers of ring n of all rings, those to the server first.
-        let own_buffers = |ring: u32| {
+        // Ring n of all rings, those to the server first.
+        let end = |shared, ring: u32| {
             let first = buffers_at + ring * u32::from(buffers) * size;
             let offsets = (0..u32::from(buffers)).map(|n| first + n * size).collect();
-            (!server).then_some(Buffers { size, offsets })
+            let buffers = (!server).then_some(Buffers { size, offsets });
+            End::new(shared, memory.clone(), peer.clone(), buffers)
         };
         let (mut rx, mut tx, mut doorbells) = (Vec::new(), Vec::new(), Vec::new());
         for (queue, (to_server, to_client)) in (0..).zip(to_server.into_iter().zip(to_client)) {
-            let (to_server, to_client) =
-                ((to_server, own_buffers(queue)), (to_client, own_buffers(client_queues + queue)));
+            let (to_server, to_client) = ((to_server, queue), (to_client, client_queues + queue));
             let (received, sent) = if server { (to_server, to_client) } else { (to_client, to_server) };
-            let pool = pools[queue as usize].clone();
             doorbells.push(received.0.doorbell.clone());
-            rx.push(Some(MemifRx::new(received.0, memory.clone(), peer.clone(), received.1, pool)));
-            let (memory, peer) = (memory.clone(), peer.clone());
-            let parts = move |pool| MemifTx::new(sent.0, memory, peer, sent.1, pool);
-            tx.push(Some(Box::new(parts) as TxParts));
+            let (received, sent) = (end(received.0, received.1), end(sent.0, sent.1));
+            rx.push(Some(MemifRx::new(received, pools[queue as usize].clone())));
+            tx.push(Some(Box::new(move |pool| MemifTx::new(sent, pool)) as TxParts));
         }
         (self.rx, self.tx, self.doorbells) = (rx, tx, doorbells);
     }

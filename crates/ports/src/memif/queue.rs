@@ -94,7 +94,7 @@ impl Side {
 }
 
 /// What both directions have in common.
-struct End {
+pub(super) struct End {
     shared: SharedRing,
     memory: Arc<Memory>,
     peer: Arc<Peer>,
@@ -106,7 +106,12 @@ struct End {
 }
 
 impl End {
-    fn new(shared: SharedRing, memory: Arc<Memory>, peer: Arc<Peer>, buffers: Option<Buffers>) -> Self {
+    pub(super) fn new(
+        shared: SharedRing,
+        memory: Arc<Memory>,
+        peer: Arc<Peer>,
+        buffers: Option<Buffers>,
+    ) -> Self {
         let side = Side::new(buffers, shared.ring.slots());
         Self { shared, memory, peer, side, next: 0, counters: Counters::default(), idle: 0 }
     }
@@ -142,14 +147,8 @@ pub(super) struct MemifTx {
 }
 
 impl MemifTx {
-    pub(super) fn new(
-        shared: SharedRing,
-        memory: Arc<Memory>,
-        peer: Arc<Peer>,
-        buffers: Option<Buffers>,
-        pool: Arc<dyn Pool>,
-    ) -> Self {
-        Self { end: End::new(shared, memory, peer, buffers), pool, shown: 0, reserved: None }
+    pub(super) fn new(end: End, pool: Arc<dyn Pool>) -> Self {
+        Self { end, pool, shown: 0, reserved: None }
     }
 
     /// Returns the next free buffer and its address, or `None` if there is none.
@@ -363,15 +362,8 @@ pub(super) struct MemifRx {
 }
 
 impl MemifRx {
-    pub(super) fn new(
-        shared: SharedRing,
-        memory: Arc<Memory>,
-        peer: Arc<Peer>,
-        buffers: Option<Buffers>,
-        pool: Arc<dyn Pool>,
-    ) -> Self {
-        shared.ring.set_polled();
-        let mut end = End::new(shared, memory, peer, buffers);
+    pub(super) fn new(mut end: End, pool: Arc<dyn Pool>) -> Self {
+        end.shared.ring.set_polled();
         let mut window = 0;
         if let Side::Client { size, free, held, .. } = &mut end.side {
             for offset in free.drain(..) {
