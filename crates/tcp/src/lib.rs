@@ -70,7 +70,7 @@ mod sequence;
 mod time_wait;
 
 pub use config::{Config, EcnMode, Keepalive};
-pub use connection::{Connection, Counters, EndReason, Events, ReceiveBuffer, State};
+pub use connection::{Connection, Counters, EndReason, Events, ReceiveBuffer, Report, State};
 pub use listener::{Handshake, Listener, ListenerCounters, Verdict};
 pub use options::{Offer, Options, SackBlocks, Timestamps};
 pub use secrets::{Flow, InitialNumbers, Secrets};

@@ -8,10 +8,108 @@
 //! * RCV.NXT follows the bytes that the other transport has delivered in order.
 //! * The FIN is sent when the other transport has sent all data. The peer acknowledges it when it has received all data.
 //! * A segment with data shows that the peer has returned to TCP.
+//!
+//! A connection can also be the image of one that TCP on another machine runs: [`Connection::image`]. It has the
+//! indices and the state, and sends and receives nothing itself.
 
 use super::*;
 
+/// What the machine that runs a connection says about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The state.
+    pub state: State,
+    /// Why the connection ended, as [`Connection::reason`].
+    pub reason: Option<EndReason>,
+    /// True if the peer has closed its direction and all its data was received.
+    pub peer_closed: bool,
+    /// The index up to which the peer has acknowledged data.
+    pub acknowledged: u64,
+    /// The index up to which data was received in order.
+    pub received: u64,
+    /// The effective MSS in bytes.
+    pub segment_size: u16,
+}
+
 impl Connection {
+    /// Creates the image of a connection that TCP on another machine runs. [`Connection::follow`] updates it. The calls of
+    /// the application change its indices and its state as usual, and the caller tells them the other machine. Do not
+    /// call the methods for segments and timers.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a setting is out of range.
+    pub fn image(now: u64, config: &Config, state: State) -> Result<Self> {
+        config.check()?;
+        let start = InitialNumbers { sequence: 0, timestamp_offset: 0 };
+        let mut connection = Self::new(now, config, start, state);
+        connection.flags.carried = true;
+        connection.snd.una = connection.snd.start;
+        Ok(connection)
+    }
+
+    /// Updates an image. Returns `None`, and changes nothing, if the report contradicts what was known. Does nothing once the
+    /// connection has ended here.
+    pub fn follow(&mut self, report: &Report) -> Option<Events> {
+        if self.state == State::Closed {
+            return Some(Events::NONE);
+        }
+        let (una, next) = (self.snd.start + report.acknowledged, self.rcv.start + report.received);
+        let is_known = self.rcv.fin.is_some();
+        let grows = report.received > self.received();
+        if !(self.snd.una..=self.snd.limit).contains(&una)
+            || report.received < self.received()
+            || is_known && (grows || !report.peer_closed)
+        {
+            return None;
+        }
+        let mut events = Events::NONE;
+        if una > self.snd.una {
+            self.snd.una = una;
+            events |= Events::WRITABLE;
+        }
+        if grows {
+            self.rcv.next = next;
+            events |= Events::READABLE;
+        }
+        if report.peer_closed && !is_known {
+            self.rcv.fin = Some(next);
+            self.rcv.next = next + 1;
+            events |= Events::PEER_CLOSED;
+        }
+        if self.state == State::SynSent && !matches!(report.state, State::SynSent | State::Closed) {
+            events |= Events::CONNECTED;
+        }
+        // The other machine may not know yet that the application has closed.
+        self.state = match (report.state, self.snd.fin) {
+            (State::Established, true) => State::FinWait1,
+            (State::CloseWait, true) => State::LastAck,
+            (state, _) => state,
+        };
+        self.reason = report.reason;
+        self.snd.mss = report.segment_size.max(1);
+        if matches!(self.state, State::TimeWait | State::Closed) {
+            events |= Events::ENDED;
+        }
+        Some(events)
+    }
+
+    /// Returns what the application's machine must be told about a connection that runs here.
+    pub fn report(&self) -> Report {
+        Report {
+            state: self.state,
+            reason: self.reason,
+            peer_closed: self.peer_closed(),
+            acknowledged: self.acknowledged(),
+            received: self.received(),
+            segment_size: self.effective_mss() as u16,
+        }
+    }
+
+    /// Returns true while the cork is set.
+    pub fn is_corked(&self) -> bool {
+        self.flags.cork
+    }
+
     /// Returns the offers of another transport, this side's first, if both sides have made one. Only for connections
     /// that this side has opened, in state ESTABLISHED.
     pub fn offers(&self) -> Option<(Offer, Offer)> {

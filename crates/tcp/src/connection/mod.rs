@@ -35,6 +35,7 @@ mod path;
 mod query;
 mod timer;
 
+pub use carried::Report;
 pub use events::{Counters, EndReason, Events, ReceiveBuffer, State};
 use parts::*;
 
