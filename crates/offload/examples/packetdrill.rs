@@ -393,6 +393,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, interf
         buffer: number("buffer", 1 << 20),
         sockets_per_program: 1024,
         transport: Transport::Tcp,
+        card: false,
         threads: 1,
         cores: Vec::new(),
         spin: Duration::ZERO,

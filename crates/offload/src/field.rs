@@ -6,6 +6,8 @@ use inlane_core::setting::Field;
 pub const ADDRESS: Field = Field::new("address");
 /// The size of the buffers of each connection.
 pub const BUFFER: Field = Field::new("buffer");
+/// Whether the port leads to a card, which runs TCP for the engine.
+pub const CARD: Field = Field::new("card");
 /// The cores of the engine's threads.
 pub const CORES: Field = Field::new("cores");
 /// A router.
@@ -29,4 +31,4 @@ pub const THREADS: Field = Field::new("threads");
 
 /// All settings of an engine.
 pub const ALL: &[Field] =
-    &[ADDRESS, BUFFER, CORES, GATEWAY, LOOPBACK, MAC, MTU, PORT, SOCKET, SOCKET_MODE, SOCKETS, THREADS];
+    &[ADDRESS, BUFFER, CARD, CORES, GATEWAY, LOOPBACK, MAC, MTU, PORT, SOCKET, SOCKET_MODE, SOCKETS, THREADS];

@@ -9,6 +9,7 @@
 //!
 //! * `stack` turns frames into bytes of sockets and back. It has no descriptors and makes no system calls.
 //! * `host` connects the stack to programs and to the port: control socket, descriptors, limits, threads.
+//! * `card` runs TCP for an engine on another machine.
 //! * [`status`] is what the engine reports; [`client`] asks for it.
 //! * [`rules`] reads which sockets stay with the kernel; [`toml_error`] explains why a file is not TOML.
 //! * [`trace`] records when messages pass points of an engine.
@@ -18,6 +19,7 @@
 //! for a program's sockets. The memory that the engine shares with a program holds only bytes of that
 //! program's own connections, and words that the engine checks.
 
+mod card;
 pub mod client;
 mod error;
 pub mod field;
@@ -30,6 +32,7 @@ pub mod stepped;
 pub mod toml_error;
 pub mod trace;
 
+pub use card::{Card, CardCounters, CardSettings};
 pub use error::{Error, Result};
 pub use host::Threads;
 pub use host::link::{parse_port, shared_addresses};

@@ -47,6 +47,8 @@ pub struct Settings {
     pub sockets_per_program: usize,
     /// What carries the data of connections to other engines.
     pub transport: Transport,
+    /// True if a card runs TCP for the engine: [`crate::Card`]. The port leads to the card.
+    pub card: bool,
     /// The time for which the engine continues to poll after its last work, before it sleeps.
     pub spin: Duration,
     /// Faults to inject into received packets.
@@ -104,6 +106,10 @@ impl Settings {
         }
         if !(1..=most).contains(&self.threads) {
             return wrong(field::THREADS.with(self.threads).into(), format!("give 1 to {most}"));
+        }
+        if self.card && (self.threads > 1 || self.transport == Transport::Rdma) {
+            let why = "the card runs all connections over TCP; give one thread, and the transport TCP";
+            return wrong(field::CARD.into(), why.into());
         }
         if let Some((core, why)) = inlane_core::cores::refused(&self.cores) {
             return wrong(format!("{}: core {core}", field::CORES).into(), why);
@@ -244,6 +250,7 @@ mod tests {
             buffer: 65536,
             sockets_per_program: 1,
             transport: Transport::Tcp,
+            card: false,
             spin: Duration::ZERO,
             faults: Faults::default(),
         }

@@ -3,11 +3,14 @@
 use super::Engine;
 use super::pair;
 use super::request::OwningProgram;
-use super::socket::{Attachment, ListenerPair, Pair, Pending, Socket, StreamPair};
+use super::socket::{Attachment, ListenerPair, Pair, Pending, Socket, Stack, StreamPair};
 use super::stream::CHECKED_READS;
 use crate::stack::arena::Key;
 use crate::stack::input::Established;
+use crate::stack::options::SocketOptions;
 use crate::stack::socket::Role;
+use crate::stack::stream::Stream;
+use inlane_tcp::Flow;
 use std::io;
 use std::os::fd::AsRawFd;
 
@@ -19,50 +22,81 @@ const MOST_DOUBLINGS: u32 = 6;
 impl Engine {
     /// Creates the connection of a completed handshake. Queues the connection for the program.
     pub(super) fn establish(&mut self, now: u64, established: &Established<'_>) {
-        let &Established { listener, flow, segment, handshake, .. } = &established;
-        let Some(socket) = self.stack.sockets.get(*listener) else { return };
+        let &Established { listener, flow, segment, handshake, .. } = established;
+        let open = |stack: &mut Stack, options: &_| stack.accept_stream(now, flow, &handshake, options);
+        match self.create_accepted(now, listener, flow, open) {
+            Some(key) => self.stack.on_stream_segment(now, key, &segment),
+            // The program has too many sockets, or the engine has too few free descriptors or too little memory. Reset the
+            // connection, because the peer already considers it established.
+            None => {
+                if let Some(header) = inlane_tcp::reset_for(&segment) {
+                    self.stack.send_header(now, &flow, &header);
+                }
+            }
+        }
+    }
+
+    /// Creates the connection that the card has accepted, with its number and the size of its segments. Queues the connection for the program.
+    pub(super) fn establish_on_card(
+        &mut self,
+        now: u64,
+        listener: Key,
+        flow: Flow,
+        (id, segment_size): (u64, u16),
+    ) {
+        let open = |stack: &mut Stack, options: &_| {
+            stack.accepted_card_stream(now, flow, (id, segment_size), options)
+        };
+        if self.create_accepted(now, listener, flow, open).is_none() {
+            self.stack.refuse_card_stream(id);
+        }
+    }
+
+    /// Creates the socket of a connection that `open` returns, and queues it for the program that listens. Returns its key, or
+    /// `None` if that was not possible.
+    /// The socket may be gone again at the return.
+    fn create_accepted(
+        &mut self,
+        now: u64,
+        listener: Key,
+        flow: Flow,
+        open: impl FnOnce(&mut Stack, &SocketOptions) -> Option<Stream>,
+    ) -> Option<Key> {
+        let socket = self.stack.sockets.get(listener)?;
         let Attachment { process, program, closer, pair: Pair::Listening(pair), .. } = &socket.attachment
         else {
-            return;
+            return None;
         };
         let (process, program, closer, v6) = (*process, program.clone(), closer.clone(), socket.v6);
         let client = pair.client.clone();
         let mut options = socket.options.clone();
         (options.reuse_address, options.reuse_port) = (false, false);
         let (keepalive, linger) = (options.keepalive, options.linger);
-        let created = self.stack.accept_stream(now, *flow, handshake, &options).and_then(|stream| {
-            let pair = StreamPair { checked_reads: CHECKED_READS, unaccepted: true, ..StreamPair::new() };
-            let owner = OwningProgram { process, program: &program, v6, closer: &closer };
-            let role = Role::Stream(Box::new(stream));
-            let pair = Pair::Stream(Box::new(pair));
-            self.create_unnamed(owner, flow.local, Some(flow.remote), options, (role, pair)).ok()
-        });
-        let Some((key, program_end, name)) = created else {
-            // The program has too many sockets, or the engine has too few free descriptors or too little memory. Reset the
-            // connection, because the peer already considers it established.
-            if let Some(header) = inlane_tcp::reset_for(segment) {
-                self.stack.send_header(now, flow, &header);
-            }
-            return;
-        };
+        let role = Role::Stream(Box::new(open(&mut self.stack, &options)?));
+        let pair = StreamPair { checked_reads: CHECKED_READS, unaccepted: true, ..StreamPair::new() };
+        let pair = Pair::Stream(Box::new(pair));
+        let owner = OwningProgram { process, program: &program, v6, closer: &closer };
+        let created = self.create_unnamed(owner, flow.local, Some(flow.remote), options, (role, pair));
+        let (key, program_end, name) = created.ok()?;
         pair::keep_options(&program_end, keepalive, linger);
-        if !self.claim_flow(*flow, key) {
+        if !self.claim_flow(flow, key) {
+            // Another thread has a connection of this flow. Do not reset that one.
             self.remove(key);
-            return;
+            return Some(key);
         }
         self.give_slot(now, key, &client, &program_end);
         if let Some(Socket {
             role: Role::Listening(listening),
             attachment: Attachment { pair: Pair::Listening(pair), .. },
             ..
-        }) = self.stack.sockets.get_mut(*listener)
+        }) = self.stack.sockets.get_mut(listener)
         {
             listening.waiting.queue();
             pair.queue.push_back(Pending { key, program: program_end, name });
         }
         self.totals.accepted += 1;
-        self.stack.touch(*listener);
-        self.stack.on_stream_segment(now, key, segment);
+        self.stack.touch(listener);
+        Some(key)
     }
 
     /// Sends the listener's queued connections to the program until the listener's socket pair is full.

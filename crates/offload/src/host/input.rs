@@ -49,6 +49,13 @@ impl Engine {
                     self.stack.end_time_wait(&established.flow);
                 }
             }
+            Outcome::Accepted { listener, flow, id, segment_size } => {
+                self.establish_on_card(now, listener, flow, (id, segment_size));
+            }
+            Outcome::CountForCard { listener } => {
+                self.count_waiting(listener);
+                self.stack.tell_waiting(listener);
+            }
             Outcome::Datagram(datagram) => self.on_datagram(now, &datagram),
             Outcome::Unreachable { key, refusal } => {
                 let error = match refusal {

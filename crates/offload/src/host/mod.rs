@@ -23,7 +23,7 @@ mod direct;
 mod input;
 mod interface;
 pub mod link;
-mod memory;
+pub mod memory;
 mod open;
 mod option_request;
 mod options;
@@ -61,6 +61,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use threads::Threads;
+pub(crate) use threads::pin;
 
 /// The token of the control socket's epoll events.
 const CONTROL: u64 = u64::MAX;
@@ -118,7 +119,7 @@ fn stop_watching(epoll: &OwnedFd, fd: impl AsFd) {
 }
 
 /// Returns random bytes of the system.
-fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+pub fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     // SAFETY: the bytes outlive the call. Fewer than 256 bytes are never cut short.
     match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) } {

@@ -47,6 +47,7 @@ impl Engine {
                 }
                 _ => {}
             }
+            self.stack.tell_options(key);
             self.stack.touch(key);
         } else if let Role::Datagram(_) = &socket.role {
             self.on_datagram_option(now, key, message.level, message.name);

@@ -208,6 +208,7 @@ impl Engine {
         if let Pair::Stream(pair) = &mut socket.attachment.pair {
             pair.readable = true;
         }
+        self.stack.list_card_stream(key);
         self.fill(key, Arc::new(program.descriptor), Some(program.permit))?;
         self.stack.touch(key);
         Ok((Message::new(Operation::Connect), None))
@@ -241,12 +242,14 @@ impl Engine {
             }
             attachment.pair = Pair::Listening(ListenerPair::new(filled, ends, &request.client));
             socket.role = Role::Listening(Box::new(listening));
+            self.stack.tell_listener(key);
             return Ok((Message::new(Operation::Listen), None));
         }
         match self.stack.sockets.get_mut(key) {
             Some(Socket { role: Role::Listening(listening), .. }) => listening.set_backlog(backlog),
             _ => return Err(Refusal::Errno(libc::EINVAL)),
         }
+        self.stack.tell_listener(key);
         Ok((Message::new(Operation::Listen), None))
     }
 }

@@ -111,6 +111,7 @@ pub(super) fn settings(folder: &tempfile::TempDir, sockets: usize) -> Settings {
         buffer: 65536,
         sockets_per_program: sockets,
         transport: Transport::Tcp,
+        card: false,
         spin: Duration::ZERO,
         faults: Default::default(),
     }

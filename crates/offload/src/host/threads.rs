@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::field;
 use crate::settings::{Settings, Transport};
 use crate::stack::StackConfig;
+use crate::stack::card::message::Hello;
 use crate::stack::network::BUFFERS;
 use crate::trace::{Nobody, Recorder};
 use inlane_core::clock::Clock;
@@ -81,7 +82,10 @@ impl Threads {
                 rdma: settings.transport == Transport::Rdma,
             };
             let (link, network) = link;
-            let stack = Stack::new(clock.now_ns(), config, network);
+            let mut stack = Stack::new(clock.now_ns(), config, network);
+            if settings.card {
+                stack.use_card(clock.now_ns(), &hello(&settings));
+            }
             let mut engine = Engine::assemble(&settings, &clock, link, stack, control, closer.clone())?;
             (engine.number, engine.slots) = (number, slots);
             engine.join(shared.clone())?;
@@ -174,6 +178,16 @@ impl Threads {
     }
 }
 
+/// Returns what the engine says about itself to its card.
+fn hello(settings: &Settings) -> Hello {
+    Hello {
+        addresses: settings.addresses.clone(),
+        gateways: settings.gateways.clone(),
+        loopback: settings.loopback,
+        buffer: settings.buffer as u32,
+    }
+}
+
 /// A guard that ends all threads of the engine when it is dropped. An engine must not continue with only some
 /// of its threads.
 struct Ending {
@@ -194,7 +208,7 @@ impl Drop for Ending {
 ///
 /// # Errors
 /// If the process may not use the core.
-pub(super) fn pin(cores: &[usize], thread: usize) -> Result<()> {
+pub(crate) fn pin(cores: &[usize], thread: usize) -> Result<()> {
     let Some(&core) = cores.get(thread) else { return Ok(()) };
     inlane_core::cores::bind(&[core]).map_err(|_| {
         let why = "this process may not use the core; choose another".to_owned();

@@ -2,6 +2,7 @@
 
 use super::Stack;
 use super::arena::Key;
+use super::card::message::is_message;
 use super::datagram::ReceivedDatagram;
 use super::icmp::Refusal;
 use super::network::{Heard, Outcome as Reassembled, Route};
@@ -32,6 +33,10 @@ pub enum Outcome<'a> {
     Reassembled(Vec<u8>),
     /// Create the connection of a completed handshake, or answer its segment with a reset.
     Established(Established<'a>),
+    /// Create a connection that the card has accepted, or refuse it with [`Stack::refuse_card_stream`].
+    Accepted { listener: Key, flow: Flow, id: u64, segment_size: u16 },
+    /// Count the connections of a listener that wait to be accepted, and call [`Stack::tell_waiting`].
+    CountForCard { listener: Key },
     /// Deliver a datagram to a UDP socket.
     Datagram(ReceivedDatagram<'a>),
     /// Report to the program of the connected UDP socket `key` that a datagram was refused.
@@ -61,6 +66,9 @@ impl<A> Stack<A> {
         let counters = &mut self.network.counters;
         counters.received_packets += 1;
         counters.received_bytes += bytes.len() as u64;
+        if self.card.is_some() && is_message(bytes) {
+            return self.on_card_message(now, bytes);
+        }
         let Ok(frame) = Frame::new(bytes) else {
             counters.malformed += 1;
             return Outcome::Done;
@@ -99,6 +107,10 @@ impl<A> Stack<A> {
         // SAFETY: the caller promises the bytes at `address`. The copy is a variable of this function.
         unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, head.len()) };
         let Some(Headers { flow, segment, sum, is_partial, payload }) = Headers::parse(head) else {
+            if self.card.is_some() && is_message(head) {
+                // SAFETY: the caller promises the same.
+                return unsafe { self.on_card_in_place(now, head, address, len) };
+            }
             // SAFETY: the caller promises the same.
             return unsafe { self.on_roce_in_place(now, head, address, len) };
         };

@@ -17,6 +17,7 @@
 
 pub mod arena;
 pub mod budget;
+pub mod card;
 pub mod datagram;
 pub mod flows;
 pub mod icmp;
@@ -36,10 +37,11 @@ pub mod time_wait;
 pub mod wheel;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use arena::{Arena, Key};
 use budget::Budget;
+use card::CardLink;
 use flows::Flows;
 use inlane_tcp::{EndReason, Flow, Secrets, State};
 use network::{Network, Route};
@@ -107,6 +109,8 @@ pub struct Stack<A> {
     pub counters: StackCounters,
     /// The queue pairs. `None` if the engine does not use RDMA.
     pub queue_pairs: Option<QueuePairs>,
+    /// The card that runs the connections. `None` if the stack itself does.
+    pub card: Option<Box<CardLink>>,
     /// How many ICMP errors the stack may send now.
     icmp_budget: Budget,
     secrets: Secrets,
@@ -133,6 +137,7 @@ impl<A> Stack<A> {
             held: Vec::new(),
             counters: StackCounters::default(),
             queue_pairs: config.rdma.then(QueuePairs::default),
+            card: None,
             icmp_budget: Budget::default(),
             secrets: config.secrets,
             wheel: Wheel::new(now),
@@ -145,6 +150,12 @@ impl<A> Stack<A> {
     /// Returns the number of threads of the engine.
     pub fn threads(&self) -> usize {
         self.owners.as_ref().map_or(1, |owners| owners.threads())
+    }
+
+    /// Changes the size of each ring of later connections. There must be no connections now.
+    pub fn set_buffer(&mut self, buffer: usize) {
+        self.buffer = buffer;
+        self.rings.set_capacity(buffer);
     }
 
     /// Adds a socket. Returns its key.
@@ -252,6 +263,9 @@ impl<A> Stack<A> {
         if !self.held.is_empty() {
             self.release_acknowledgments(now);
         }
+        if self.card.is_some() {
+            self.on_card_timer(now);
+        }
         let first = due.len();
         self.wheel.expire(now, due);
         for &key in &due[first..] {
@@ -271,7 +285,8 @@ impl<A> Stack<A> {
     /// Returns the time of the next timer of a socket or of a flow in TIME-WAIT, in nanoseconds. It may be earlier than the
     /// socket needs it. Does not count the timers of neighbours.
     pub fn next_timer(&self) -> Option<u64> {
-        self.wheel.next().into_iter().chain(self.time_waits.next_timer()).min()
+        let timers = self.wheel.next().into_iter().chain(self.time_waits.next_timer());
+        timers.chain(self.card_timer()).min()
     }
 
     fn on_timer(&mut self, now: u64, key: Key) {
@@ -308,7 +323,11 @@ impl<A> Stack<A> {
         if socket.holds_port {
             self.release_port(key, socket.local.port(), matches!(socket.role, Role::Datagram(_)));
         }
+        if matches!(socket.role, Role::Listening(_)) {
+            self.forget_listener(key);
+        }
         if let Role::Stream(stream) = socket.role {
+            self.forget_card_stream(&stream);
             if self.flows.find(&stream.flow) == Some(key) {
                 self.flows.remove(&stream.flow);
                 if !self.time_waits.contains(&stream.flow) {
@@ -350,6 +369,7 @@ impl<A> Stack<A> {
             self.time_waits.remove(&flow);
             self.flows.insert(flow, key);
             self.list_queue_pair(key);
+            self.list_card_stream(key);
         }
         claim
     }

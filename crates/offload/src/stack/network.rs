@@ -3,6 +3,7 @@
 mod datagram;
 mod neighbours;
 mod payload;
+mod raw;
 mod reassembly;
 mod send;
 
@@ -11,6 +12,7 @@ pub use payload::{Checksum, Payload};
 pub use reassembly::{Outcome, Reassembly};
 pub use send::Heard;
 
+use super::card::Channel;
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Tx;
 use inlane_offload_protocol::rules::Prefix;
@@ -146,6 +148,8 @@ pub struct Network {
     /// The received fragments of IP packets that are not complete yet.
     pub(crate) reassembly: Reassembly,
     pub(crate) counters: LinkCounters,
+    /// The link to the card, if one runs the engine's connections.
+    pub(crate) channel: Option<Box<Channel>>,
 }
 
 impl Network {
@@ -179,6 +183,7 @@ impl Network {
             missing_icrc: config.missing_icrc,
             reassembly: Reassembly::default(),
             counters: LinkCounters::default(),
+            channel: None,
         }
     }
 

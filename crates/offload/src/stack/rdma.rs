@@ -8,6 +8,7 @@ mod packet;
 
 use super::Stack;
 use super::arena::Key;
+use super::card::CardStream;
 use super::network::{Network, Route};
 use super::options::ACK_GAP_NS;
 use super::ring::ByteRing;
@@ -38,6 +39,8 @@ pub enum Transport {
     Tcp(Reason),
     /// RDMA carries the data.
     Rdma(Box<Carrier>),
+    /// TCP of the engine's card carries the data.
+    Card(Box<CardStream>),
 }
 
 /// Why TCP carries the data of a connection.
@@ -75,11 +78,12 @@ impl Reason {
 }
 
 impl Transport {
-    /// Returns `tcp` or `rdma`, and why TCP carries the data although the engine offers RDMA.
+    /// Returns `tcp`, `rdma` or `card`, and why TCP carries the data although the engine offers RDMA.
     pub fn describe(&self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Tcp(reason) => ("tcp", reason.text()),
             Self::Rdma(_) => ("rdma", None),
+            Self::Card(_) => ("card", None),
         }
     }
 }
@@ -222,7 +226,7 @@ impl Stream {
     pub fn carrier(&self) -> Option<&Carrier> {
         match &self.transport {
             Transport::Rdma(carrier) => Some(carrier),
-            Transport::Tcp(_) => None,
+            Transport::Tcp(_) | Transport::Card(_) => None,
         }
     }
 

@@ -154,6 +154,11 @@ impl Rings {
         Self { free: Vec::new(), kept: 0, capacity, allocate }
     }
 
+    /// Changes the size of the rings, and drops the unused ones. No ring is in use.
+    pub fn set_capacity(&mut self, capacity: usize) {
+        *self = Self::new(capacity, self.allocate);
+    }
+
     /// Returns a ring, or `None` if there is no memory for it. Write each byte before reading it, because the ring may hold
     /// bytes of an earlier connection.
     pub fn take(&mut self) -> Option<ByteRing> {

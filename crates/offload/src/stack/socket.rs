@@ -108,7 +108,7 @@ impl Waiting {
     }
 
     /// Returns the number of connections that wait. Some of them may be accepted already.
-    fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.queued.load(Ordering::Relaxed) + self.handed_over.load(Ordering::Relaxed)
     }
 }

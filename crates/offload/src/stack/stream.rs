@@ -137,6 +137,9 @@ impl Stream {
 
     /// Returns the time of the connection's next timer, in nanoseconds.
     pub fn next_deadline(&self) -> Option<u64> {
+        if let Transport::Card(_) = self.transport {
+            return None;
+        }
         let tcp = self.connection.next_deadline();
         match self.carrier().and_then(|carrier| carrier.connection.next_deadline()) {
             Some(rdma) => Some(tcp.map_or(rdma, |tcp| tcp.min(rdma))),
@@ -180,6 +183,9 @@ impl Stream {
     /// Sends packets until the connection has none or the link is congested. Returns true if the link was congested:
     /// the next round must then try again.
     pub fn transmit(&mut self, now: u64, network: &mut Network) -> bool {
+        if let Transport::Card(_) = self.transport {
+            return self.transmit_to_card(network);
+        }
         let congested = self.transmit_segments(now, network);
         if congested || self.carrier().is_none() {
             return congested;
@@ -232,6 +238,9 @@ impl<A> Stack<A> {
         route: Route,
         options: &SocketOptions,
     ) -> Result<Stream, Unopened> {
+        if self.card.is_some() {
+            return self.open_card_stream(now, flow, route, options);
+        }
         let mss = self.network.mss(route, flow.remote.is_ipv6());
         let config = options.config(self.buffer, mss);
         let mut start = self.secrets.start(now, &flow);
@@ -260,7 +269,7 @@ impl<A> Stack<A> {
         Some(stream)
     }
 
-    fn stream_of(
+    pub(super) fn stream_of(
         &mut self,
         now: u64,
         flow: Flow,

@@ -24,7 +24,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
+pub(crate) type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 /// A transmit queue that appends the frames to a list, which holds at most `capacity` of them.
 struct Wire {
@@ -72,20 +72,20 @@ unsafe impl Tx for Wire {
 
 /// What a machine of the tests is created from.
 #[derive(Clone, Copy)]
-struct Setup {
+pub(crate) struct Setup {
     /// The largest IP packet with a TCP segment, in bytes.
-    segment_mtu: u16,
+    pub(crate) segment_mtu: u16,
     /// The most frames that wait on the link.
-    capacity: usize,
+    pub(crate) capacity: usize,
     /// True if frames are written and read in place where possible.
-    in_place: bool,
-    rdma: bool,
+    pub(crate) in_place: bool,
+    pub(crate) rdma: bool,
     /// True if the machine accepts partial checksums.
-    accepts_partial: bool,
+    pub(crate) accepts_partial: bool,
     /// True if its peer accepts them.
-    peer_accepts_partial: bool,
+    pub(crate) peer_accepts_partial: bool,
     /// The size in bytes of each ring of a connection.
-    buffer: usize,
+    pub(crate) buffer: usize,
 }
 
 impl Default for Setup {
@@ -103,13 +103,13 @@ impl Default for Setup {
 }
 
 /// A stack and the frames that it has sent.
-struct Machine {
-    stack: Stack<()>,
-    sent: Frames,
+pub(crate) struct Machine {
+    pub(crate) stack: Stack<()>,
+    pub(crate) sent: Frames,
     /// The connections that its listener has accepted.
-    accepted: Vec<Key>,
+    pub(crate) accepted: Vec<Key>,
     /// The payloads of received datagrams.
-    datagrams: Vec<Vec<u8>>,
+    pub(crate) datagrams: Vec<Vec<u8>>,
     /// True if frames are written and read in place where possible.
     in_place: bool,
     /// The number of frames that were read in place.
@@ -117,7 +117,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(number: u8, setup: Setup) -> Self {
+    pub(crate) fn new(number: u8, setup: Setup) -> Self {
         let Setup { segment_mtu, capacity, in_place, rdma, buffer, .. } = setup;
         let sent = Frames::default();
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4096, usize::from(segment_mtu) + 64).unwrap());
@@ -154,23 +154,23 @@ impl Machine {
         }
     }
 
-    fn address(&self) -> IpAddr {
+    pub(crate) fn address(&self) -> IpAddr {
         self.stack.network.addresses()[0].address
     }
 
-    fn insert(&mut self, local: SocketAddr, role: Role) -> Key {
+    pub(crate) fn insert(&mut self, local: SocketAddr, role: Role) -> Key {
         let key = self.stack.insert(Socket::new(local, false, SocketOptions::default(), role, ()));
         self.stack.hold_port(key, local.port());
         key
     }
 
-    fn listen(&mut self, port: u16) -> Key {
+    pub(crate) fn listen(&mut self, port: u16) -> Key {
         let local = SocketAddr::new(self.address(), port);
         let listening = self.stack.new_listening(local, &SocketOptions::default(), 8).unwrap();
         self.insert(local, Role::Listening(Box::new(listening)))
     }
 
-    fn connect(&mut self, now: u64, remote: SocketAddr) -> Key {
+    pub(crate) fn connect(&mut self, now: u64, remote: SocketAddr) -> Key {
         let source = self.stack.network.source(remote.ip()).unwrap();
         let local = self.stack.ephemeral(source, remote).unwrap();
         let flow = Flow { local, remote };
@@ -183,7 +183,7 @@ impl Machine {
         key
     }
 
-    fn receive(&mut self, now: u64, frame: &[u8]) {
+    pub(crate) fn receive(&mut self, now: u64, frame: &[u8]) {
         // SAFETY: the frame is a slice.
         if self.in_place && unsafe { self.stack.on_frame_in_place(now, frame.as_ptr(), frame.len()) } {
             self.read_in_place += 1;
@@ -193,7 +193,7 @@ impl Machine {
         self.on_outcome(now, outcome);
     }
 
-    fn on_outcome(&mut self, now: u64, outcome: Outcome<'_>) {
+    pub(crate) fn on_outcome(&mut self, now: u64, outcome: Outcome<'_>) {
         match outcome {
             Outcome::Established(Established { flow, segment, handshake, reopens, .. }) => {
                 let options = SocketOptions::default();
@@ -207,6 +207,16 @@ impl Machine {
                 }
                 self.accepted.push(key);
             }
+            Outcome::Accepted { flow, id, segment_size, .. } => {
+                let options = SocketOptions::default();
+                let stream =
+                    self.stack.accepted_card_stream(now, flow, (id, segment_size), &options).unwrap();
+                let role = Role::Stream(Box::new(stream));
+                let key = self.stack.insert(Socket::new(flow.local, false, options, role, ()));
+                assert_eq!(self.stack.claim_flow(flow, key), super::owners::Claim::Free);
+                self.accepted.push(key);
+            }
+            Outcome::CountForCard { listener } => self.stack.tell_waiting(listener),
             Outcome::Datagram(received) => {
                 match self.stack.datagram_socket(received.local, received.remote) {
                     Some(_) => self.datagrams.push(received.data.to_vec()),
@@ -222,7 +232,7 @@ impl Machine {
     }
 
     /// Runs the timers, and sends what the changed connections have to send. Removes connections that have ended.
-    fn serve(&mut self, now: u64) {
+    pub(crate) fn serve(&mut self, now: u64) {
         self.stack.expire(now, &mut Vec::new());
         while let Some(packet) = self.stack.network.own.pop_front() {
             let outcome = self.stack.on_ip(now, &packet, Arrival::OWN);
@@ -257,7 +267,7 @@ impl Machine {
     }
 
     /// Writes as many of `bytes` as fit into a connection's send ring. Returns their number.
-    fn write(&mut self, key: Key, bytes: &[u8]) -> usize {
+    pub(crate) fn write(&mut self, key: Key, bytes: &[u8]) -> usize {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) else {
             return 0;
         };
@@ -269,7 +279,7 @@ impl Machine {
     }
 
     /// Takes the received bytes of a connection.
-    fn read(&mut self, key: Key) -> Vec<u8> {
+    pub(crate) fn read(&mut self, key: Key) -> Vec<u8> {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) else {
             return Vec::new();
         };
@@ -281,7 +291,7 @@ impl Machine {
         bytes
     }
 
-    fn close(&mut self, now: u64, key: Key) {
+    pub(crate) fn close(&mut self, now: u64, key: Key) {
         if let Some(Socket { role: Role::Stream(stream), .. }) = self.stack.sockets.get_mut(key) {
             stream.connection.close(now);
         }
@@ -290,7 +300,7 @@ impl Machine {
 }
 
 /// Two machines on a link, and the clock.
-struct World {
+pub(crate) struct World {
     machines: [Machine; 2],
     now: u64,
     /// The length in bytes of the longest frame so far.
