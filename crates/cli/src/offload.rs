@@ -1,6 +1,7 @@
 //! `inlane offload`: runs the engine, which has its own network stack. Starts programs that use the engine's
 //! sockets, and shows the state of the engine.
 
+mod card;
 pub mod program;
 mod run;
 mod serve;
@@ -19,6 +20,8 @@ Examples:
                                           the engine, on a kernel interface
   inlane offload run redis-server --bind 10.0.0.1
                                           a program whose sockets the engine runs
+  inlane offload card --port af_xdp:eth1 --engine ntb:/run/inlane/card,role=server
+                                          TCP for an engine on another machine
   inlane offload status                   sockets, rates, retransmissions
   inlane offload status --watch 1s        the same, every second
   inlane offload trace                    where the time of a short message goes
@@ -35,6 +38,7 @@ pub struct Offload {
 enum OffloadCommand {
     Serve(Box<serve::Serve>),
     Run(run::Run),
+    Card(card::Card),
     Status(status::Status),
     Trace(trace::Trace),
     #[command(hide = true)]
@@ -50,6 +54,7 @@ impl Offload {
         match self.command {
             OffloadCommand::Serve(serve) => serve.run(),
             OffloadCommand::Run(run) => run.run(),
+            OffloadCommand::Card(card) => card.run(),
             OffloadCommand::Status(status) => status.run(),
             OffloadCommand::Trace(trace) => trace.run(),
             OffloadCommand::MessageEnd(end) => end.run(),

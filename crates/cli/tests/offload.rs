@@ -11,6 +11,7 @@
 //! root, or without one of the programs, a test prints why and is skipped.
 
 mod calls;
+mod card;
 mod datagrams;
 mod direct;
 mod hostile;
@@ -38,6 +39,10 @@ struct Lab {
     prefix: String,
     folder: tempfile::TempDir,
     engine: Option<Child>,
+    /// The card that runs TCP for the engine, if the test has one.
+    card: Option<Child>,
+    /// True if the next engine gets a card.
+    uses_card: bool,
 }
 
 impl Lab {
@@ -72,7 +77,13 @@ impl Lab {
         build_library();
         let folder = tempfile::tempdir().unwrap();
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
-        let lab = Self { prefix: format!("inlane-off-{test}-{}", std::process::id()), folder, engine: None };
+        let lab = Self {
+            prefix: format!("inlane-off-{test}-{}", std::process::id()),
+            folder,
+            engine: None,
+            card: None,
+            uses_card: uses_card(),
+        };
         for side in ["e", "k"] {
             if let Err(error) = shell(&format!("ip netns add {}", lab.name(side))) {
                 eprintln!("SKIPPED {test}: no network namespace: {error}");
@@ -108,22 +119,58 @@ impl Lab {
 
     /// Starts an engine on a port. The thread returns what the engine has written to standard error when it ended.
     fn serve_on(&mut self, port: &str, more: &[&str]) -> std::thread::JoinHandle<String> {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name("e"), env!("CARGO_BIN_EXE_inlane"), "offload", "serve"]);
-        command.args(["--port", port, "--address", "10.79.0.1/24", "--address", "fd79::1/64"]);
-        command.arg("--socket").arg(self.socket()).args(more).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
-        assert!(line.contains("engine ready"), "{line}");
-        self.engine = Some(child);
+        let mut command = self.inlane("serve");
+        let addresses = ["--address", "10.79.0.1/24", "--address", "fd79::1/64"];
+        command.args(addresses).arg("--socket").arg(self.socket());
+        let refused = |pair: &[&str]| match pair[0] {
+            "--threads" => pair[1] != "1",
+            other => matches!(other, "--transport" | "--mac"),
+        };
+        if self.uses_card && !more.chunks(2).any(refused) {
+            let link = format!("ntb:{}", self.folder.path().join("card").display());
+            let mut card = self.inlane("card");
+            card.args(["--port", port, "--engine", &format!("{link},role=server")]);
+            command.args(["--card", "--port", &link]);
+            // What concerns the network is the card's.
+            let (of_card, of_engine): (Vec<_>, Vec<_>) =
+                more.chunks(2).partition(|pair| matches!(pair[0], "--faults" | "--mtu"));
+            command.args(of_engine.concat());
+            // A card outlives its engine.
+            if self.card.is_none() {
+                // Each waits for the other.
+                let of_card: Vec<String> = of_card.concat().into_iter().map(str::to_owned).collect();
+                let waiting = std::thread::spawn(move || {
+                    let (card, mut errors) = started(card.args(of_card), "card ready");
+                    std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::stderr()));
+                    card
+                });
+                let (child, errors) = started(&mut command, "engine ready");
+                self.card = Some(waiting.join().unwrap());
+                return self.watch(child, errors);
+            }
+        } else {
+            command.args(["--port", port]).args(more);
+        }
+        let (child, errors) = started(&mut command, "engine ready");
+        self.watch(child, errors)
+    }
+
+    /// Keeps the engine, and what it writes to standard error.
+    fn watch(&mut self, engine: Child, mut errors: Errors) -> std::thread::JoinHandle<String> {
+        self.engine = Some(engine);
         std::thread::spawn(move || {
             let mut rest = String::new();
             let _ = errors.read_to_string(&mut rest);
             eprint!("{rest}");
             rest
         })
+    }
+
+    /// Returns the subcommand of `inlane offload` in the namespace of the engine.
+    fn inlane(&self, subcommand: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name("e"), env!("CARGO_BIN_EXE_inlane"), "offload", subcommand]);
+        command
     }
 
     fn offloaded(&self, program: &str) -> Command {
@@ -186,14 +233,32 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if let Some(mut engine) = self.engine.take() {
-            let _ = engine.kill();
-            let _ = engine.wait();
+        for mut child in self.engine.take().into_iter().chain(self.card.take()) {
+            let _ = child.kill();
+            let _ = child.wait();
         }
         for side in ["e", "k"] {
             let _ = shell(&format!("ip netns delete {}", self.name(side)));
         }
     }
+}
+
+/// What a program writes to standard error.
+type Errors = std::io::BufReader<std::process::ChildStderr>;
+
+/// Returns true if all tests of this run give their engines a card.
+fn uses_card() -> bool {
+    std::env::var_os("INLANE_TEST_CARD").is_some()
+}
+
+/// Starts a command and waits for its line that contains `ready`. Returns what it writes to standard error afterwards.
+fn started(command: &mut Command, ready: &str) -> (Child, Errors) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
+    assert!(line.contains(ready), "{line}");
+    (child, errors)
 }
 
 /// A running program, ended when the value is dropped.

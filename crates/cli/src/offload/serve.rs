@@ -88,6 +88,10 @@ pub struct Serve {
     /// places at once, in any order. It needs this setting on both engines; otherwise TCP carries the data
     #[arg(long, value_enum, default_value_t = Transport::Tcp)]
     transport: Transport,
+    /// The port leads to a card, on which 'inlane offload card' runs. The card runs TCP for the engine, and passes all other
+    /// packets
+    #[arg(long)]
+    card: bool,
     /// Poll for this long after the last work, then sleep [default: 50us with four or more cores, else 0s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     spin: Option<Duration>,
@@ -188,6 +192,7 @@ impl Serve {
             buffer: usize::try_from(self.buffer)?,
             sockets_per_program: self.sockets,
             transport: self.transport.into(),
+            card: self.card,
             spin: self.spin.unwrap_or(spin),
             faults: self.faults,
         };

@@ -100,6 +100,7 @@ fn settings(plan: &Plan<'_>, engine: usize) -> anyhow::Result<Settings> {
         buffer: 1 << 20,
         sockets_per_program: 64,
         transport: plan.transport,
+        card: false,
         spin: plan.spin,
         faults: Faults::default(),
     })
