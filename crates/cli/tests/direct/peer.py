@@ -825,6 +825,14 @@ def hostile(port):
         except OSError:
             pass
         client.socket.close()
+    # States that only the engine sets, or that do not exist. The engine must not wait for their end.
+    for state in (2, 3):
+        client = Client(port)
+        for slot in slots()[:8]:
+            word = ctypes.c_uint64.from_address(slot)
+            word.value = word.value & (1 << 62) - 1 | state << 62
+        client.socket.send(client.next(50))
+        client.socket.close()
 
 
 def slots():

@@ -187,10 +187,12 @@ impl<W: Word> SendRing<'_, W> {
         self.0.load() & POSITION
     }
 
-    /// Returns true while a thread of the program or the engine holds the claim.
+    /// Returns true unless the ring is open: while a thread of the program or the engine holds the claim. Also if a hostile program
+    /// has written another state. The engine, which calls this until it closes the ring, then ends that state like a claim that
+    /// takes too long.
     #[inline]
     pub fn is_claimed(&self) -> bool {
-        self.0.load() >> STATE_SHIFT == CLAIMED
+        self.0.load() >> STATE_SHIFT != OPEN
     }
 
     /// Returns the index at which the next claim would write. Returns `None` if the ring is claimed or closed.
