@@ -114,10 +114,26 @@ impl Twin {
     pub fn join(path: &Path, faults: &Faults) -> Result<Option<Self>> {
         let (address, client) = (address(path)?, socket(SocketType::SEQPACKET)?);
         match connect(&client, &address) {
-            Ok(()) => Self::attach_beside(client, faults, |_| usize::MAX, true).map(Some),
+            Ok(()) => match Self::attach_beside(client, faults, |_| usize::MAX, true) {
+                Err(error) if is_refusal(&error) => Err(Error::invalid(
+                    path.display().to_string(),
+                    "its server has another client, or is no bridge of this release of inlane",
+                )),
+                attached => attached.map(Some),
+            },
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => Ok(None),
             Err(error) => Err(failed(path)(error.into())),
         }
+    }
+}
+
+/// Returns true if a server has closed its socket or has answered otherwise than a bridge. The text of such an error is for
+/// processes that a launcher has started.
+fn is_refusal(error: &Error) -> bool {
+    match error {
+        Error::Invalid { .. } => true,
+        Error::Os { source, .. } => source.kind() == std::io::ErrorKind::ConnectionReset,
+        _ => false,
     }
 }
 
@@ -179,7 +195,8 @@ mod tests {
             assert_eq!((own.port(), client.port(), client.ports()), (0, 1, 2));
             client.link_enable(true);
             assert!(own.link(1).up && client.link(0).up);
-            assert!(Twin::join(&path, &Faults::default()).is_err(), "the server has a client");
+            let refused = Twin::join(&path, &Faults::default()).err().unwrap().to_string();
+            assert!(refused.contains("its server has another client"), "{refused}");
             drop(client);
             wait("the link stays up", || !own.link(1).up);
         }
