@@ -43,6 +43,8 @@ fn receive_until_quiet(rx: &mut dyn Rx, count: usize, quiet: Duration) -> Vec<Pa
             last = Instant::now();
         } else if is_quiet {
             break;
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
     all
