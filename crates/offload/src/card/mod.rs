@@ -227,9 +227,35 @@ impl CardStack {
         if !self.channel().is_up || message.session != session {
             return self.answer(Kind::Lost, message.session, &[]);
         }
+        self.on_session_message(now, &message, payload);
+    }
+
+    /// Processes a message of the session in memory that the engine may change at any time, if it is about bytes of a connection.
+    /// Returns false, and does nothing, for other frames: copy them and call [`CardStack::on_engine_frame`].
+    ///
+    /// # Safety
+    /// The memory of `len` bytes at `address` is readable during the call.
+    unsafe fn on_engine_frame_in_place(&mut self, now: u64, address: *const u8, len: usize) -> bool {
+        let mut head = [0; HEADER];
+        // SAFETY: the caller promises the bytes at `address`. The copy is a variable of this function.
+        unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, HEADER.min(len)) };
+        let Some(message) = Message::decode(&head, len.max(HEADER)) else { return false };
+        let channel = self.channel();
+        if message.kind != Kind::Stream || !channel.is_up || message.session != channel.session {
+            return false;
+        }
+        // SAFETY: the payload follows the header, in the frame. Its bytes are only copied, so a change of the engine has the effect
+        // of other bytes.
+        let payload = unsafe { std::slice::from_raw_parts(address.add(HEADER), message.length as usize) };
+        self.on_session_message(now, &message, payload);
+        true
+    }
+
+    fn on_session_message(&mut self, now: u64, message: &Message, payload: &[u8]) {
         self.heard = now;
-        if !self.channel().take(&message) || self.on_numbered(now, &message, payload).is_none() {
+        if !self.channel().take(message) || self.on_numbered(now, message, payload).is_none() {
             tracing::warn!("the engine broke the protocol, or a message of it was lost");
+            let session = message.session;
             self.counters.broken += 1;
             self.end_session(now);
             self.answer(Kind::Lost, session, &[]);

@@ -145,7 +145,18 @@ impl Card {
 
     /// Receives frames from the engine, or from the network. Returns true if there were any.
     fn receive(&mut self, now: u64, packets: &mut [Packet], from_engine: bool) -> Result<bool> {
-        let link = if from_engine { &mut self.engine } else { &mut self.link };
+        let (link, stack) = (if from_engine { &mut self.engine } else { &mut self.link }, &mut self.stack);
+        let visited = link.rx.receive_in_place(packets.len(), &mut |address, len| {
+            match from_engine {
+                // SAFETY: the queue guarantees the memory of the frame during this call.
+                true => unsafe { stack.on_engine_frame_in_place(now, address, len) },
+                // SAFETY: as above.
+                false => unsafe { stack.stack.on_frame_in_place(now, address, len) },
+            }
+        })?;
+        if visited.is_some_and(|frames| frames > 0) {
+            return Ok(true);
+        }
         let count = link.rx.receive(packets)?;
         for packet in &packets[..count] {
             // SAFETY: the packet was received, is not freed before the loop has ended, and nobody else writes it.
