@@ -271,6 +271,9 @@ impl CardStack {
         let channel = self.channel();
         if !channel.is_up || channel.session != message.session {
             self.end_session(now);
+            if message.flags & flag::WELCOMED != 0 {
+                return self.answer(Kind::Lost, message.session, &[]);
+            }
             self.channel().begin(message.session, true);
             self.stack.network.set_addresses(&hello.addresses, &hello.gateways, hello.loopback);
             self.stack.set_buffer(hello.buffer as usize);

@@ -321,6 +321,19 @@ fn listeners_return_with_the_card_and_connections_are_reset() {
 }
 
 #[test]
+fn an_idle_engine_notices_that_its_card_has_started_again() {
+    let mut world = World::new(1000, true);
+    let [near, _] = world.connect(true, &mut |_| 1);
+    world.steps(10);
+    world.card.end_session(world.now);
+    world.steps(10);
+    assert!(world.engine.stack.sockets.get(near).is_none(), "the connection was not reset");
+    assert_eq!(world.card.counters.sessions, 2);
+    let ends = world.connect(false, &mut |_| 1);
+    world.exchange(ends, [&bytes(1000), &bytes(1000)], 0, &mut |_| 1);
+}
+
+#[test]
 fn a_silent_card_and_a_silent_engine_are_noticed() {
     let mut world = World::new(1000, true);
     let [near, far] = world.connect(true, &mut |_| 1);

@@ -85,6 +85,9 @@ pub mod flag {
     pub const PEER_CLOSED: u8 = 32;
     /// In [`super::Kind::Welcome`]: packets of the network may have partial checksums.
     pub const PARTIAL_CHECKSUMS: u8 = 64;
+    /// In [`super::Kind::Hello`]: the card has welcomed the engine to this session. A card that has started since then must not
+    /// begin it again.
+    pub const WELCOMED: u8 = 128;
 }
 
 /// The fields of a message before its payload.

@@ -339,7 +339,9 @@ impl<A> Stack<A> {
         link.next_hello = now + BEAT_NS;
         let gives_up = !channel.is_up && silent >= PATIENCE_NS;
         let session = channel.session;
-        Channel::send_unnumbered(&mut self.network, session, Message::new(Kind::Hello, 0), &link.hello);
+        let flags = if channel.is_up { flag::WELCOMED } else { 0 };
+        let message = Message { flags, ..Message::new(Kind::Hello, 0) };
+        Channel::send_unnumbered(&mut self.network, session, message, &link.hello);
         if gives_up {
             self.end_card_streams(
                 |stream, card| !card.is_open && stream.held_until.is_none(),
