@@ -165,3 +165,13 @@ fn a_killed_engine_ends_its_connections_and_the_card_serves_the_next_one() {
     wait_for_server(&lab);
     drop(server);
 }
+
+#[test]
+fn a_card_ends_if_its_interface_is_removed() {
+    let Some(mut lab) = lab("cardif", &[], &[]) else { return };
+    shell(&format!("ip -n {} link delete k0", lab.name("k"))).unwrap();
+    let mut card = lab.card.take().unwrap();
+    assert_eq!(card.wait().unwrap().code(), Some(3));
+    // The engine waits for the next card.
+    assert!(lab.engine.as_mut().unwrap().try_wait().unwrap().is_none());
+}

@@ -2,6 +2,7 @@
 
 use super::{CardCounters, CardStack};
 use crate::error::Result;
+use crate::host::interface::WatchedInterface;
 use crate::host::link::{Link, check_interface};
 use crate::host::{pin, random_bytes};
 use crate::settings::{Settings, Transport};
@@ -76,6 +77,8 @@ pub struct Card {
     link: Link,
     /// The port to the engine.
     engine: Link,
+    /// The kernel's interface of the port to the network, if it has one.
+    interface: Option<WatchedInterface>,
     stack: CardStack,
 }
 
@@ -91,10 +94,11 @@ impl Card {
         let (link, network) = Link::open(&wire, &clock, BUFFERS, None)?.swap_remove(0);
         let near = settings.of_port(&settings.engine, None, Faults::default());
         let (engine, to_engine) = Link::open(&near, &clock, BUFFERS, None)?.swap_remove(0);
+        let interface = WatchedInterface::of(&settings.port)?;
         let seed = u64::from_ne_bytes(random_bytes()?);
         let secrets = Secrets::new(random_bytes()?);
         let stack = CardStack::new(clock.now_ns(), network, to_engine, secrets, seed);
-        Ok(Self { settings, clock, link, engine, stack })
+        Ok(Self { settings, clock, link, engine, interface, stack })
     }
 
     /// Returns the MAC address on the network, and the drivers and modes of both ports, for messages.
@@ -111,7 +115,7 @@ impl Card {
     /// Runs the card until `stop` is set.
     ///
     /// # Errors
-    /// If a port fails.
+    /// If a port fails, or the interface of the network is removed.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
         let cores: Vec<usize> = self.settings.core.into_iter().collect();
         pin(&cores, 0)?;
@@ -120,8 +124,13 @@ impl Card {
         let spin_ns = self.settings.spin.as_nanos() as u64;
         let mut last_work = self.clock.now_ns();
         let mut packets = [Packet::EMPTY; BURST];
+        let mut next_check = 0;
         while !stop.load(Ordering::Relaxed) {
             let now = self.clock.now_ns();
+            if now >= next_check {
+                next_check = now + BEAT_NS;
+                self.interface.as_ref().map(WatchedInterface::present_state).transpose()?;
+            }
             let mut worked = self.receive(now, &mut packets, true)?;
             worked |= self.receive(now, &mut packets, false)?;
             worked |= self.stack.serve_all(now);

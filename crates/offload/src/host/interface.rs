@@ -4,6 +4,7 @@
 //! the kernel for the state of its interface.
 
 use inlane_offload_protocol::address::read_sockaddr;
+use inlane_ports::spec::PortSpec;
 use std::ffi::CStr;
 use std::io;
 use std::mem::zeroed;
@@ -63,11 +64,17 @@ pub struct WatchedInterface {
 }
 
 impl WatchedInterface {
-    /// Begins to watch the interface `name`.
+    /// Begins to watch the interface of a port. Returns `None` if the port has none.
     ///
     /// # Errors
     /// Errors of the system, for example if there is no such interface.
-    pub fn new(name: &str) -> io::Result<Self> {
+    pub fn of(port: &PortSpec) -> crate::Result<Option<Self>> {
+        let Some(name) = port.interface() else { return Ok(None) };
+        let what = format!("watching the interface {name}");
+        Self::new(name).map(Some).map_err(crate::Error::os(what))
+    }
+
+    fn new(name: &str) -> io::Result<Self> {
         /// RTMGRP_LINK of Linux's rtnetlink.h.
         const LINKS: u32 = 1;
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -105,8 +112,21 @@ impl WatchedInterface {
         &self.netlink
     }
 
+    /// As [`WatchedInterface::state`].
+    ///
+    /// # Errors
+    /// If the interface was removed.
+    pub fn present_state(&self) -> crate::Result<InterfaceState> {
+        let state = self.state();
+        if state != InterfaceState::Removed {
+            return Ok(state);
+        }
+        let why = "it was removed while it was used; create it again, and start this command again";
+        Err(inlane_core::Error::device_environment(format!("interface {}", self.name), why).into())
+    }
+
     /// Drops the announcements that wait at the descriptor. Returns the state of the interface.
-    pub fn state(&self) -> InterfaceState {
+    fn state(&self) -> InterfaceState {
         let fd = self.netlink.as_raw_fd();
         let mut scrap = [0u8; 8192];
         loop {

@@ -21,7 +21,7 @@ mod datagram;
 mod datagram_request;
 mod direct;
 mod input;
-mod interface;
+pub mod interface;
 pub mod link;
 pub mod memory;
 mod open;
@@ -217,9 +217,7 @@ impl Engine {
 
     /// Begins to watch the kernel's interface of the port, if the port has one.
     fn watch_interface(&mut self) -> Result<()> {
-        let Some(name) = self.settings.port.interface() else { return Ok(()) };
-        let what = format!("watching the interface {name}");
-        let interface = WatchedInterface::new(name).map_err(Error::os(what))?;
+        let Some(interface) = WatchedInterface::of(&self.settings.port)? else { return Ok(()) };
         self.watch(interface.descriptor(), INTERFACE, epoll::EventFlags::IN)?;
         self.interface = Some(interface);
         self.check_interface()
@@ -231,14 +229,9 @@ impl Engine {
     /// If the interface was removed.
     fn check_interface(&mut self) -> Result<()> {
         let Some(interface) = &self.interface else { return Ok(()) };
-        let state = interface.state();
+        let state = interface.present_state()?;
         self.down_interface = (state == InterfaceState::Down).then(|| interface.name().to_owned());
-        if state != InterfaceState::Removed {
-            return Ok(());
-        }
-        let what = format!("interface {}", interface.name());
-        let why = "it was removed while the engine used it; create it again, and start the engine again";
-        Err(inlane_core::Error::device_environment(what, why).into())
+        Ok(())
     }
 
     /// Processes epoll's report that a socket pair is readable or writable. Records it in the socket, and
