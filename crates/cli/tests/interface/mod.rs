@@ -45,7 +45,7 @@ fn check(test: &str, port: &str, queues: u32) {
     let errors = errors.join().unwrap();
     assert_eq!(status.code(), Some(3), "{errors}");
     assert!(errors.contains("interface e0: it was removed"), "{errors}");
-    assert!(errors.contains("start the engine again"), "{errors}");
+    assert!(errors.contains("start this command again"), "{errors}");
     assert!(program.wait().unwrap().success());
 }
 
