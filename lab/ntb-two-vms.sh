@@ -2,10 +2,10 @@
 # Starts two virtual machines that share only a PCI device: ivshmem with doorbells, under vfio-pci behind an
 # emulated IOMMU.
 #
-#   lab/ntb-two-vms.sh [--memory 16M] [--vectors 4] [--timeout 120] [--file PATH]... PROGRAM [ARG...] [::: PROGRAM [ARG...]]
+#   lab/ntb-two-vms.sh [--memory 16M] [--vectors 4] [--timeout 120] [--file PATH]... [--module NAME]... PROGRAM [ARG...] [::: PROGRAM [ARG...]]
 #
 # Runs the program in both machines, or the program after ':::' in the second. --file copies more files to
-# /bin of both. The device is 0000:00:01.0 in both; the first machine has number 0, the second number 1. The
+# /bin of both, --module loads a kernel module. The device is 0000:00:01.0 in both; the first machine has number 0, the second number 1. The
 # first machine's stdout goes to stdout, everything else to stderr. The exit status is that of the machine
 # that failed first, or 0; 3 if a package is missing.
 set -euo pipefail
@@ -17,7 +17,7 @@ while [[ ${1-} == --* ]]; do
         --memory) memory=$2 ;;
         --vectors) vectors=$2 ;;
         --timeout) timeout=$2 ;;
-        --file) files+=(--file "$2") ;;
+        --file | --module) files+=("$1" "$2") ;;
         *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
     esac
     shift 2

@@ -192,28 +192,42 @@ fn an_ntb_carries_packets_between_two_machines() {
 #[test]
 fn engines_of_two_machines_are_joined_by_an_ntb() {
     const TEST: &str = "engines_of_two_machines_are_joined_by_an_ntb";
-    let Some(inlane) = inlane(TEST) else { return };
+    let Some((first, second)) = engines(TEST, "engines.sh", &[], ["target", "bench"]) else { return };
+    assert!(first.contains("engine 1: ok") && first.contains("0 data digest errors"), "{first}\n{second}");
+    assert!(second.contains("engine 2: ok"), "{second}");
+}
+
+#[test]
+fn an_engine_uses_the_card_of_another_machine() {
+    const TEST: &str = "an_engine_uses_the_card_of_another_machine";
+    let more = ["--module", "veth", "--file", env!("CARGO_BIN_EXE_tcp-check")];
+    let Some((first, second)) = engines(TEST, "card.sh", &more, ["engine", "card"]) else { return };
+    assert!(first.contains("engine: ok") && second.contains("card: ok"), "{first}\n{second}");
+}
+
+/// Runs a script of `guest` in two machines that share an ivshmem device, with one argument in each. Both have
+/// `inlane` and its preloaded library. Returns the output of the first machine, and that of the second one with the errors of both.
+fn engines(test: &str, script: &str, more: &[&str], roles: [&str; 2]) -> Option<(String, String)> {
+    let inlane = inlane(test)?;
     let library = Path::new(&inlane).with_file_name("libinlane_preload.so");
     if !library.exists() {
-        return eprintln!(
-            "SKIPPED {TEST}: no {}; build it with: cargo build -p inlane-preload",
-            library.display()
-        );
+        eprintln!("SKIPPED {test}: no {}; build it with: cargo build -p inlane-preload", library.display());
+        return None;
     }
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guest = format!("/bin/{script}");
     let output = Command::new(lab.join("ntb-two-vms.sh"))
         .env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server"))
         .args(["--timeout", "300", "--file", &inlane, "--file"])
         .arg(library)
         .arg("--file")
-        .arg(lab.join("guest/engines.sh"))
-        .args(["sh", "/bin/engines.sh", "target", ":::", "sh", "/bin/engines.sh", "bench"])
+        .arg(lab.join("guest").join(script))
+        .args(more)
+        .args(["sh", &guest, roles[0], ":::", "sh", &guest, roles[1]])
         .output()
         .unwrap();
     let second = String::from_utf8_lossy(&output.stderr).into_owned();
-    let Some(first) = outcome(TEST, output) else { return };
-    assert!(first.contains("engine 1: ok") && first.contains("0 data digest errors"), "{first}\n{second}");
-    assert!(second.contains("engine 2: ok"), "{second}");
+    Some((outcome(test, output)?, second))
 }
 
 /// Returns the path of the `inlane` program. Cargo builds it into the same folder as this package's programs.

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! tcp-check serve ADDR:PORT       # until a client asks it to end
-//! tcp-check exchange ADDR:PORT    # both sides send and check 512 KiB
+//! tcp-check exchange ADDR:PORT    # both sides send and check 256 KiB
 //! tcp-check hold ADDR:PORT        # prints 'connected', then waits for the end of stdin, then for ECONNRESET
 //! tcp-check end ADDR:PORT         # ends the server
 //! ```
@@ -15,8 +15,8 @@ use std::io::{ErrorKind, Read, Write, stdin};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How many bytes each side of an exchange sends. It is larger than the buffers of a connection.
-const BYTES: usize = 512 << 10;
+/// How many bytes each side of an exchange sends.
+const BYTES: usize = 256 << 10;
 /// How long a client tries to connect.
 const LIMIT: Duration = Duration::from_secs(60);
 
