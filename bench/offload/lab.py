@@ -67,6 +67,7 @@ class Lab:
         self.names = {side: f"inlane-lab-{side}-{os.getpid()}" for side in "ek"}
         self.running = []
         self.engine = None
+        self.card = None
         self.port = 20000
 
     def namespaces(self):
@@ -83,13 +84,21 @@ class Lab:
         ):
             must("creating namespaces", ["ip", *line.split()])
 
-    def open(self, *more, side="e", port="af_xdp:e0"):
-        """Starts the engine, with more flags. The namespaces must exist."""
-        command = ["ip", "netns", "exec", self.names[side], self.inlane, "offload", "serve", "--port", port]
-        command += ["--address", f"{ENGINE}/24", "--socket", self.socket, *more]
-        log = open(self.folder / "engine.log", "w")
-        self.engine = subprocess.Popen([str(word) for word in command], stderr=log, stdout=log)
+    def open(self, *more, side="e", port="af_xdp:e0", card=False):
+        """Starts the engine, with more flags, or an engine whose card has the port. The namespaces must exist."""
+        if card:
+            link = f"ntb:{self.folder}/card"
+            self.card = self.start_part("card", side, ["card", "--port", port, "--engine", f"{link},role=server"])
+            port, more = link, ["--card", *more]
+        self.engine = self.start_part(
+            "engine", side, ["serve", "--port", port, "--address", f"{ENGINE}/24", "--socket", self.socket, *more])
         self.wait("the engine does not start", lambda: "engine ready" in (self.folder / "engine.log").read_text())
+
+    def start_part(self, name, side, command):
+        """Starts an engine or a card in a namespace, with a log of this name."""
+        command = ["ip", "netns", "exec", self.names[side], self.inlane, "offload", *command]
+        with open(self.folder / f"{name}.log", "w") as log:
+            return subprocess.Popen([str(word) for word in command], stderr=log, stdout=log)
 
     def wait(self, what, condition):
         end = time.monotonic() + 60
@@ -101,14 +110,14 @@ class Lab:
             time.sleep(0.05)
 
     def end_engine(self):
-        if self.engine:
-            self.engine.terminate()
+        for process in filter(None, (self.engine, self.card)):
+            process.terminate()
             try:
-                self.engine.wait(10)
+                process.wait(10)
             except subprocess.TimeoutExpired:
-                self.engine.kill()
-                self.engine.wait()
-            self.engine = None
+                process.kill()
+                process.wait()
+        self.engine = self.card = None
 
     def close(self, keep=False):
         self.end_programs()
