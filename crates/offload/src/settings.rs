@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::field;
+use crate::stack::card::message::Hello;
 use inlane_core::setting::Subject;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::spec::PortSpec;
@@ -110,6 +111,10 @@ impl Settings {
         if self.card && (self.threads > 1 || self.transport == Transport::Rdma) {
             let why = "the card runs all connections over TCP; give one thread, and the transport TCP";
             return wrong(field::CARD.into(), why.into());
+        }
+        if self.card && self.addresses.len() > Hello::MOST {
+            let why = format!("an engine with a card has at most {} addresses", Hello::MOST);
+            return wrong(field::ADDRESS.into(), why);
         }
         if let Some((core, why)) = inlane_core::cores::refused(&self.cores) {
             return wrong(format!("{}: core {core}", field::CORES).into(), why);

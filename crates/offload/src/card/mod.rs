@@ -18,7 +18,9 @@ pub use run::{Card, CardSettings};
 
 use crate::host::memory::allocate_ring;
 use crate::stack::arena::Key;
-use crate::stack::card::message::{HEADER, Hello, Kind, Message, OF_CARD, Reader, Writer, flag, is_message};
+use crate::stack::card::message::{
+    HEADER, Hello, Kind, LEAST_FRAME, Message, OF_CARD, Reader, Writer, flag, is_message,
+};
 use crate::stack::card::{Channel, SILENCE_NS};
 use crate::stack::input::{Established, Outcome};
 use crate::stack::network::Network;
@@ -48,6 +50,9 @@ pub struct CardCounters {
     pub broken: u64,
 }
 
+/// The largest backlog, as of the engine.
+const MOST_BACKLOG: u32 = 4096;
+
 /// What the card keeps with a socket.
 struct Attached {
     /// The number of the connection or listener.
@@ -62,6 +67,8 @@ struct Attached {
     is_forgotten: bool,
     /// The number of the listener's connections that the engine has not accepted yet.
     waiting: usize,
+    /// True if the engine was asked for this number and has not answered.
+    asked: bool,
 }
 
 /// The report about a connection of which the engine knows nothing.
@@ -114,17 +121,15 @@ impl CardStack {
 
     /// Sends a message to the engine, now or when there is room.
     fn post(&mut self, message: Message, payload: &[u8]) {
-        if let Some(mut channel) = self.to_engine.channel.take() {
-            channel.post(&mut self.to_engine, message, payload);
-            self.to_engine.channel = Some(channel);
-        }
+        self.to_engine.with_channel(|channel, network| channel.post(network, message, payload));
     }
 
     /// Sends a message that is not numbered.
     fn answer(&mut self, kind: Kind, session: u64, payload: &[u8]) {
         let partial = self.stack.network.accepts_partial_checksums();
         let flags = if partial { flag::PARTIAL_CHECKSUMS } else { 0 };
-        let message = Message { flags, ..Message::new(kind, 0) };
+        let number = self.to_engine.longest_frame() as u32;
+        let message = Message { flags, number, ..Message::new(kind, 0) };
         Channel::send_unnumbered(&mut self.to_engine, session, message, payload);
     }
 
@@ -152,8 +157,10 @@ impl CardStack {
                 }
             }
             Outcome::Count { listener, bytes, arrival } => {
-                if let Some(socket) = self.stack.sockets.get(listener) {
-                    let id = socket.attachment.id;
+                if let Some(Socket { attachment, .. }) = self.stack.sockets.get_mut(listener)
+                    && !std::mem::replace(&mut attachment.asked, true)
+                {
+                    let id = attachment.id;
                     self.post(Message::new(Kind::Count, id), &[]);
                 }
                 // The peer repeats the segment if the listener is full.
@@ -236,10 +243,13 @@ impl CardStack {
     /// # Safety
     /// The memory of `len` bytes at `address` is readable during the call.
     unsafe fn on_engine_frame_in_place(&mut self, now: u64, address: *const u8, len: usize) -> bool {
+        if len < HEADER {
+            return false;
+        }
         let mut head = [0; HEADER];
         // SAFETY: the caller promises the bytes at `address`. The copy is a variable of this function.
-        unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, HEADER.min(len)) };
-        let Some(message) = Message::decode(&head, len.max(HEADER)) else { return false };
+        unsafe { head.as_mut_ptr().copy_from_nonoverlapping(address, HEADER) };
+        let Some(message) = Message::decode(&head, len) else { return false };
         let channel = self.channel();
         if message.kind != Kind::Stream || !channel.is_up || message.session != channel.session {
             return false;
@@ -263,7 +273,8 @@ impl CardStack {
     }
 
     fn on_hello(&mut self, now: u64, message: &Message, payload: &[u8]) {
-        let Some(hello) = Hello::decode(payload) else {
+        let longest = self.to_engine.longest_frame().min(message.number as usize);
+        let Some(hello) = Hello::decode(payload).filter(|_| longest >= LEAST_FRAME) else {
             self.counters.broken += 1;
             return;
         };
@@ -274,7 +285,8 @@ impl CardStack {
             if message.flags & flag::WELCOMED != 0 {
                 return self.answer(Kind::Lost, message.session, &[]);
             }
-            self.channel().begin(message.session, true);
+            self.channel().begin(message.session);
+            self.channel().open(longest);
             self.stack.network.set_addresses(&hello.addresses, &hello.gateways, hello.loopback);
             self.stack.set_buffer(hello.buffer as usize);
             self.counters.sessions += 1;
@@ -285,7 +297,7 @@ impl CardStack {
 
     /// Resets all connections and ends all listeners, because their engine is gone.
     fn end_session(&mut self, now: u64) {
-        self.channel().begin(0, false);
+        self.channel().begin(0);
         self.by_id.clear();
         let keys: Vec<Key> = self.stack.sockets.iter().map(|(key, _)| key).collect();
         for key in keys {
@@ -339,7 +351,7 @@ impl CardStack {
                 if let Some(Socket { role: Role::Listening(listening), attachment, .. }) =
                     self.stack.sockets.get_mut(key)
                 {
-                    attachment.waiting = message.number as usize;
+                    (attachment.waiting, attachment.asked) = (message.number as usize, false);
                     listening.waiting.recount(attachment.waiting);
                 }
                 Some(())
@@ -383,12 +395,13 @@ impl CardStack {
         let mut reader = Reader(payload);
         let local: SocketAddr = reader.address()?;
         let (v6, options) = reader.options()?;
-        let backlog = message.number as usize;
+        let backlog = message.number.min(MOST_BACKLOG) as usize;
         let id = message.id;
         if let Some(&key) = self.by_id.get(&id) {
             let socket = self.stack.sockets.get_mut(key)?;
             let Role::Listening(listening) = &mut socket.role else { return None };
             listening.set_backlog(backlog);
+            socket.options = options;
             return Some(());
         }
         if id & OF_CARD != 0 {
@@ -421,6 +434,6 @@ impl CardStack {
 
 impl Attached {
     fn new(id: u64, told: Report) -> Self {
-        Self { id, pushed: 0, told, scale: 0, is_forgotten: false, waiting: 0 }
+        Self { id, pushed: 0, told, scale: 0, is_forgotten: false, waiting: 0, asked: false }
     }
 }

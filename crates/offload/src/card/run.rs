@@ -188,10 +188,13 @@ impl Card {
         if self.stack.stack.release_all_acknowledgments() {
             return;
         }
+        let waits = self.stack.channel().is_waiting();
+        let flushed = self.stack.stack.network.flush() & self.stack.to_engine.flush();
         let links = [&mut self.link, &mut self.engine];
-        let mut sleep = BEAT_NS;
+        // Room at a port wakes nobody.
+        let mut sleep = if waits || !flushed { POLLED_SLEEP_NS } else { BEAT_NS };
         if links.iter().any(|link| link.wait_descriptors().is_empty()) {
-            sleep = POLLED_SLEEP_NS;
+            sleep = sleep.min(POLLED_SLEEP_NS);
         }
         if self.stack.stack.network.has_timer() {
             sleep = sleep.min(50_000_000);
@@ -211,7 +214,8 @@ impl Card {
                 Timespec { tv_sec: (sleep / 1_000_000_000) as _, tv_nsec: (sleep % 1_000_000_000) as _ };
             // A signal ends the sleep early, like a frame.
             let _ = poll(&mut fds, Some(&timeout));
-            if fds.first().is_some_and(|fd| fd.revents().contains(PollFlags::ERR)) {
+            let has_errors = !link.wait_descriptors().is_empty();
+            if fds.first().filter(|_| has_errors).is_some_and(|fd| fd.revents().contains(PollFlags::ERR)) {
                 link.clear_errors();
             }
         }

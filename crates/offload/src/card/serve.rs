@@ -3,7 +3,7 @@
 use super::{Attached, CardStack, Kind};
 use crate::stack::arena::Key;
 use crate::stack::card::message::{Message, flag};
-use crate::stack::card::{is_news, most_payload};
+use crate::stack::card::{Channel, is_news};
 use crate::stack::network::Network;
 use crate::stack::options::SocketOptions;
 use crate::stack::packet::Arrival;
@@ -17,7 +17,7 @@ impl CardStack {
         // The card may have refused the connection, and the engine may not know it yet.
         let Some(&key) = self.by_id.get(&message.id) else { return Some(()) };
         let crate::stack::Stack { sockets, network, .. } = &mut self.stack;
-        let Some(Socket { role: Role::Stream(stream), options, .. }) = sockets.get_mut(key) else {
+        let Some(Socket { role: Role::Stream(stream), .. }) = sockets.get_mut(key) else {
             return None;
         };
         if message.flags & flag::ABORTED != 0 {
@@ -40,7 +40,6 @@ impl CardStack {
         }
         let corked = message.flags & flag::CORKED != 0;
         if corked != stream.connection.is_corked() {
-            options.cork = corked;
             stream.connection.set_cork(corked);
         }
         if len > 0 {
@@ -76,6 +75,7 @@ impl CardStack {
         socket.attachment.is_forgotten = true;
         if let Role::Stream(stream) = &mut socket.role
             && !stream.connection.is_abandoned()
+            && stream.connection.state() != State::TimeWait
         {
             stream.connection.abort();
         }
@@ -96,10 +96,7 @@ impl CardStack {
         }
         self.stack.reuse_changed(keys);
         self.stack.network.flush();
-        if let Some(mut channel) = self.to_engine.channel.take() {
-            channel.flush(&mut self.to_engine);
-            self.to_engine.channel = Some(channel);
-        }
+        self.to_engine.with_channel(|channel, network| channel.flush(network));
         self.to_engine.flush();
         worked
     }
@@ -130,10 +127,14 @@ impl CardStack {
         };
         let mut again = stream.transmit(now, network);
         if !attachment.is_forgotten {
-            again |= tell(stream, attachment, options, to_engine);
+            let tell = |channel: &mut Channel, network: &mut _| {
+                channel.is_up && tell(stream, attachment, options, channel, network)
+            };
+            again |= to_engine.with_channel(tell).unwrap_or(false);
         }
         let ended = matches!(stream.connection.state(), State::Closed | State::TimeWait);
-        if ended && attachment.is_forgotten {
+        // A reset that found no room is sent later.
+        if ended && attachment.is_forgotten && !again {
             stack.enter_time_wait(key);
             stack.remove(key);
             return;
@@ -149,13 +150,18 @@ impl CardStack {
 }
 
 /// Tells the engine what it does not know about a connection. Returns true if there was no room for all of it.
-fn tell(stream: &Stream, attached: &mut Attached, options: &SocketOptions, network: &mut Network) -> bool {
-    let Some(mut channel) = network.channel.take_if(|channel| channel.is_up) else { return false };
+fn tell(
+    stream: &Stream,
+    attached: &mut Attached,
+    options: &SocketOptions,
+    channel: &mut Channel,
+    network: &mut Network,
+) -> bool {
     let report = stream.connection.report();
-    let most = most_payload(network);
+    let most = channel.most_payload();
     let scale = stream.window.bytes().max(1).ilog2() as u8;
     let limit = options.send_limit(stream.send.capacity()) as u64;
-    let congested = loop {
+    loop {
         let end = report.received.min(attached.pushed + most);
         // The end of the data, and of the connection, must not overtake the data.
         let said = match end == report.received {
@@ -166,16 +172,14 @@ fn tell(stream: &Stream, attached: &mut Attached, options: &SocketOptions, netwo
             && scale == attached.scale
             && !is_news(&attached.told, &said, stream.written, limit)
         {
-            break false;
+            return false;
         }
         let mut message =
             Message { position: attached.pushed, scale, ..Message::new(Kind::Stream, attached.id) };
         message.set_report(&said);
         if !channel.send(network, message, &stream.receive, attached.pushed..end) {
-            break true;
+            return true;
         }
         (attached.pushed, attached.told, attached.scale) = (end, said, scale);
-    };
-    network.channel = Some(channel);
-    congested
+    }
 }

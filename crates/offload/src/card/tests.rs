@@ -23,10 +23,21 @@ struct World {
 impl World {
     /// `capacity` is the most frames that wait on the link between engine and card.
     fn new(capacity: usize, in_place: bool) -> Self {
-        let near = Setup { capacity, in_place, segment_mtu: 4000, buffer: BUFFER, ..Setup::default() };
+        Self::with_mtus(capacity, in_place, [4000, 4000])
+    }
+
+    /// `mtus` are the largest IP packets on the link, as the engine and as the card accept them.
+    fn with_mtus(capacity: usize, in_place: bool, mtus: [u16; 2]) -> Self {
+        let [near, far] = mtus.map(|segment_mtu| Setup {
+            capacity,
+            in_place,
+            segment_mtu,
+            buffer: BUFFER,
+            ..Setup::default()
+        });
         let mut engine = Machine::new(1, near);
         let mut peer = Machine::new(2, Setup::default());
-        let (network, to_engine) = (Machine::new(1, Setup::default()), Machine::new(9, near));
+        let (network, to_engine) = (Machine::new(1, Setup::default()), Machine::new(9, far));
         let sent = [network.sent.clone(), to_engine.sent.clone()];
         let secrets = Secrets::new([3; 16]);
         let mut card = CardStack::new(1, network.stack.network, to_engine.stack.network, secrets, 3);
@@ -138,6 +149,11 @@ impl World {
         let left =
             |stack: &crate::stack::Stack<()>| (stack.sockets.len(), stack.flows.len(), stack.ports.len());
         assert_eq!(left(&self.engine.stack), (0, 0, 0));
+        // The end that closed first is in TIME-WAIT, until its time has passed.
+        self.now += 61_000_000_000;
+        self.engine.stack.expire(self.now, &mut Vec::new());
+        self.card.stack.expire(self.now, &mut Vec::new());
+        assert_eq!((self.engine.stack.time_waits.len(), self.card.stack.time_waits.len()), (0, 0));
         let card = &self.card;
         let left =
             (card.stack.sockets.len(), card.stack.flows.len(), card.stack.ports.len(), card.by_id.len());
@@ -148,6 +164,11 @@ impl World {
 
 fn bytes(count: u32) -> Vec<u8> {
     (0..count).map(|number| (number % 251) as u8).collect()
+}
+
+/// Returns numbers that are often valid, and extreme ones.
+fn extreme() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0u64..3, 1 => prop::sample::select(vec![u64::MAX, u64::MAX - 64, 1 << 63, 1 << 32])]
 }
 
 proptest! {
@@ -226,7 +247,7 @@ proptest! {
     #[test]
     fn any_message_of_an_engine_leaves_the_card_usable(
         messages in proptest::collection::vec(
-            (0u8..13, prop::sample::select(vec![0, 1, 2, OF_CARD | 1, u64::MAX]), 0u64..3, 0u64..3, any::<u8>(),
+            (0u8..13, prop::sample::select(vec![0, 1, 2, OF_CARD | 1, u64::MAX]), extreme(), extreme(), any::<u8>(),
              proptest::collection::vec(any::<u8>(), 0..120)), 1..30),
     ) {
         let mut world = World::new(1000, true);
@@ -256,7 +277,7 @@ proptest! {
     #[test]
     fn any_message_of_a_card_leaves_the_engine_usable(
         messages in proptest::collection::vec(
-            (0u8..13, any::<bool>(), 0u64..3, 0u64..3, any::<[u8; 4]>(), proptest::collection::vec(any::<u8>(), 0..120)), 1..30),
+            (0u8..13, any::<bool>(), extreme(), extreme(), any::<[u8; 4]>(), proptest::collection::vec(any::<u8>(), 0..120)), 1..30),
         in_place: bool,
     ) {
         let mut world = World::new(1000, in_place);
@@ -358,6 +379,57 @@ fn a_silent_card_and_a_silent_engine_are_noticed() {
     world.peer.serve(until);
     assert!(world.peer.stack.sockets.get(far).is_none(), "the peer got no reset");
     assert!(world.card.by_id.is_empty());
+}
+
+#[test]
+fn messages_are_no_longer_than_either_side_accepts() {
+    for mtus in [[1500, 9000], [9000, 1500], [4000, 65_000]] {
+        for in_place in [false, true] {
+            let mut world = World::with_mtus(1000, in_place, mtus);
+            let ends = world.connect(false, &mut |_| 1);
+            world.exchange(ends, [&bytes(100_000), &bytes(100_000)], 0, &mut |_| 1);
+            assert_eq!((world.card.counters.broken, world.card.counters.sessions), (0, 1), "{mtus:?}");
+        }
+    }
+}
+
+#[test]
+fn options_that_a_listener_gets_later_reach_the_card() {
+    let mut world = World::new(1000, true);
+    let listener = world.engine.listen(80);
+    world.engine.stack.tell_listener(listener);
+    world.steps(2);
+    if let Some(socket) = world.engine.stack.sockets.get_mut(listener) {
+        socket.options.no_delay = true;
+    }
+    world.engine.stack.tell_listener(listener);
+    world.steps(2);
+    assert!(world.card.stack.sockets.iter().any(|(_, socket)| socket.options.no_delay));
+}
+
+#[test]
+fn a_card_asks_once_how_many_connections_wait() {
+    let mut world = World::new(1000, true);
+    let listener = world.engine.listen(80);
+    world.engine.stack.tell_listener(listener);
+    world.steps(2);
+    let [(key, _)] = world.card.stack.sockets.iter().collect::<Vec<_>>()[..] else { panic!("no listener") };
+    if let Some(Socket { role: Role::Listening(listening), attachment, .. }) =
+        world.card.stack.sockets.get_mut(key)
+    {
+        attachment.waiting = 100;
+        listening.waiting.recount(100);
+    }
+    for _ in 0..50 {
+        world.peer.connect(world.now, SocketAddr::new(world.engine.address(), 80));
+    }
+    world.peer.serve(world.now);
+    for frame in std::mem::take(&mut *world.peer.sent.lock().unwrap()) {
+        world.card.on_frame(world.now, &frame);
+    }
+    world.card.serve_all(world.now);
+    let asked = world.sent[1].lock().unwrap().iter().filter(|frame| frame[14] == Kind::Count as u8).count();
+    assert_eq!(asked, 1);
 }
 
 #[test]

@@ -36,7 +36,8 @@ impl Engine {
         }
     }
 
-    /// Creates the connection that the card has accepted, with its number and the size of its segments. Queues the connection for the program.
+    /// Creates the connection that the card has accepted, with its number and the size of its segments. Queues it for the
+    /// program.
     pub(super) fn establish_on_card(
         &mut self,
         now: u64,

@@ -49,6 +49,8 @@ impl Engine {
             }
             self.stack.tell_options(key);
             self.stack.touch(key);
+        } else if let Role::Listening(_) = &socket.role {
+            self.stack.tell_listener(key);
         } else if let Role::Datagram(_) = &socket.role {
             self.on_datagram_option(now, key, message.level, message.name);
         }

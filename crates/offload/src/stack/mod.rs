@@ -152,7 +152,7 @@ impl<A> Stack<A> {
         self.owners.as_ref().map_or(1, |owners| owners.threads())
     }
 
-    /// Changes the size of each ring of later connections. There must be no connections now.
+    /// Changes the size of each ring of later connections.
     pub fn set_buffer(&mut self, buffer: usize) {
         self.buffer = buffer;
         self.rings.set_capacity(buffer);

@@ -154,7 +154,7 @@ impl Rings {
         Self { free: Vec::new(), kept: 0, capacity, allocate }
     }
 
-    /// Changes the size of the rings, and drops the unused ones. No ring is in use.
+    /// Changes the size of the rings, and drops the unused ones.
     pub fn set_capacity(&mut self, capacity: usize) {
         *self = Self::new(capacity, self.allocate);
     }
@@ -171,11 +171,11 @@ impl Rings {
         }
     }
 
-    /// Takes back a ring, unless it is shared. Its connection has written `written` bytes in total. The written pages stay in
+    /// Takes back a ring, unless it is shared or of another size. Its connection has written `written` bytes in total. The written pages stay in
     /// memory, so they count against the limit on unused rings. If the ring would exceed that limit, drops
     /// it.
     pub fn put(&mut self, mut ring: ByteRing, written: u64) {
-        if ring.shared {
+        if ring.shared || ring.capacity() != self.capacity {
             return;
         }
         let written = (written.min(self.capacity as u64) as usize).next_multiple_of(Self::PAGE);

@@ -33,8 +33,8 @@ pub struct Report {
 
 impl Connection {
     /// Creates the image of a connection that TCP on another machine runs. [`Connection::follow`] updates it. The calls of
-    /// the application change its indices and its state as usual, and the caller tells them the other machine. Do not
-    /// call the methods for segments and timers.
+    /// the application change its indices and its state as usual, and the caller sends the changes to the other machine. Do
+    /// not call the methods for segments and timers.
     ///
     /// # Errors
     /// [`Error::Config`] if a setting is out of range.
@@ -49,11 +49,12 @@ impl Connection {
 
     /// Updates an image. Returns `None`, and changes nothing, if the report contradicts what was known. Does nothing once the
     /// connection has ended here.
-    pub fn follow(&mut self, report: &Report) -> Option<Events> {
+    pub fn follow(&mut self, now: u64, report: &Report) -> Option<Events> {
         if self.state == State::Closed {
             return Some(Events::NONE);
         }
-        let (una, next) = (self.snd.start + report.acknowledged, self.rcv.start + report.received);
+        let una = self.snd.start.checked_add(report.acknowledged)?;
+        let next = self.rcv.start.checked_add(report.received)?;
         let is_known = self.rcv.fin.is_some();
         let grows = report.received > self.received();
         if !(self.snd.una..=self.snd.limit).contains(&una)
@@ -78,6 +79,9 @@ impl Connection {
         }
         if self.state == State::SynSent && !matches!(report.state, State::SynSent | State::Closed) {
             events |= Events::CONNECTED;
+        }
+        if report.state == State::TimeWait && self.state != State::TimeWait {
+            self.timers.close_at = now.saturating_add(self.config.time_wait);
         }
         // The other machine may not know yet that the application has closed.
         self.state = match (report.state, self.snd.fin) {

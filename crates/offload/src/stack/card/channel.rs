@@ -6,7 +6,7 @@ use crate::stack::ring::ByteRing;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The most messages that wait for room on the link. With more, the other side is taken for stopped.
+/// The most messages that wait for room on the link. With more, the session ends.
 const MOST_WAITING: usize = 1 << 16;
 
 /// One end of the link.
@@ -16,6 +16,8 @@ pub struct Channel {
     pub session: u64,
     /// True while the other side takes part in the session.
     pub is_up: bool,
+    /// The length of the longest frame that both sides accept.
+    longest: usize,
     /// The number of numbered messages that were sent.
     sent: u32,
     /// The number of numbered messages that were received.
@@ -26,11 +28,21 @@ pub struct Channel {
 
 impl Channel {
     /// Begins a session.
-    pub fn begin(&mut self, session: u64, is_up: bool) {
-        *self = Self { session, is_up, ..Self::default() };
+    pub fn begin(&mut self, session: u64) {
+        *self = Self { session, ..Self::default() };
     }
 
-    /// Returns true if so many messages wait for room that the other side must have stopped.
+    /// Lets messages be sent. `longest` is the length of the longest frame that both sides accept.
+    pub fn open(&mut self, longest: usize) {
+        (self.is_up, self.longest) = (true, longest);
+    }
+
+    /// Returns the most payload bytes of a message.
+    pub fn most_payload(&self) -> u64 {
+        (self.longest - HEADER) as u64
+    }
+
+    /// Returns true if so many messages wait for room that the other side has probably stopped.
     pub fn is_overrun(&self) -> bool {
         self.waiting.len() >= MOST_WAITING
     }
@@ -109,9 +121,4 @@ impl Channel {
         }
         true
     }
-}
-
-/// Returns the most payload bytes of a message on a network.
-pub fn most_payload(network: &Network) -> u64 {
-    (network.longest_frame() - HEADER) as u64
 }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! All numbers are little-endian. A session begins when an engine starts, or when it starts again with its card. Frames of other
-//! sessions are ignored. The sequence number counts the frames of a session in one direction, so a lost frame is noticed.
+//! sessions are ignored. The sequence number counts the messages of a session in one direction, apart from heartbeats, so a lost
+//! one is noticed.
 
 use crate::stack::options::SocketOptions;
 use inlane_offload_protocol::rules::Prefix;
@@ -18,6 +19,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The length of a message without its payload.
 pub const HEADER: usize = 64;
+/// The least length of the longest frame that a side accepts.
+pub const LEAST_FRAME: usize = 1294;
 /// The Ethernet type of messages: the first one that IEEE 802 leaves to local experiments.
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// The version of the protocol. Both sides must have the same.
@@ -27,7 +30,8 @@ const VERSION: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// The engine begins a session, or shows that it lives. The payload is a [`Hello`].
+    /// The engine begins a session, and then repeats this as its heartbeat. The payload is a [`Hello`]; `number` is the length of the
+    /// longest frame that the engine accepts.
     Hello = 1,
     /// The engine opens a connection. The payload has the flow and the options.
     Connect,
@@ -43,7 +47,8 @@ pub enum Kind {
     Forget,
     /// The engine says how many connections (`number`) of a listener wait to be accepted.
     Waiting,
-    /// The card has begun the session, or shows that it lives. The payload is the card's MAC address.
+    /// The card's answer to each [`Kind::Hello`]. The payload is the card's MAC address; `number` is the length of the longest
+    /// frame that the card accepts.
     Welcome,
     /// The card has accepted a connection of the listener `position`. The payload has its flow.
     Accepted,
@@ -71,15 +76,15 @@ impl Kind {
 
 /// Flags of messages, most of them of the engine's [`Kind::Stream`].
 pub mod flag {
-    /// No data follows.
+    /// The program sends no more, and the card has all its data.
     pub const FINISHED: u8 = 1;
-    /// The program has closed the connection.
+    /// The program has closed the connection, and the card has all its data.
     pub const CLOSED: u8 = 2;
     /// The connection is to be reset.
     pub const ABORTED: u8 = 4;
     /// Small segments are held back.
     pub const CORKED: u8 = 8;
-    /// The program has closed the connection, and data may follow.
+    /// The program has closed the connection, and the engine still has data of it.
     pub const ABANDONED: u8 = 16;
     /// In the card's message: the peer has closed its direction, and all its data was received.
     pub const PEER_CLOSED: u8 = 32;
@@ -327,7 +332,7 @@ pub struct Hello {
 
 impl Hello {
     /// The most addresses, and the most gateways.
-    const MOST: usize = 32;
+    pub const MOST: usize = 32;
 
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();

@@ -19,25 +19,25 @@ use super::options::SocketOptions;
 use super::rdma::Transport;
 use super::socket::{Role, Socket};
 use super::stream::{Stream, Unopened};
-pub use channel::{Channel, most_payload};
+pub use channel::Channel;
 use inlane_tcp::{Connection, EndReason, Flow, MILLISECOND, Report, SECOND, State};
 use inlane_wire::ethernet::Mac;
-use message::{HEADER, Hello, Kind, Message, OF_CARD, Reader, Writer, flag};
+use message::{HEADER, Hello, Kind, LEAST_FRAME, Message, OF_CARD, Reader, Writer, flag};
 use std::collections::{HashMap, HashSet};
 
-/// How often each side shows that it lives, in nanoseconds.
+/// The time between two heartbeats of each side, in nanoseconds.
 pub const BEAT_NS: u64 = 500 * MILLISECOND;
-/// After this time without a message, in nanoseconds, the other side is taken for dead.
+/// After this time without a message of the other side, in nanoseconds, the session ends.
 pub const SILENCE_NS: u64 = 5 * SECOND;
 /// How long a new connection waits for a card that does not answer, in nanoseconds.
-const PATIENCE_NS: u64 = 3 * SECOND;
+const CONNECT_TIMEOUT_NS: u64 = 3 * SECOND;
 
 /// What the engine knows about its card.
 pub struct CardLink {
     hello: Vec<u8>,
     /// When the next [`Kind::Hello`] is due.
     next_hello: u64,
-    /// When the card was last heard, or since when it is missed.
+    /// When the last message of the card arrived, or when the last session ended.
     heard: u64,
     /// The connections that the card has accepted, by its numbers.
     accepted: HashMap<u64, Key>,
@@ -83,10 +83,8 @@ fn granule(scale: u8) -> u64 {
 impl Stream {
     /// Sends what the card does not know about the connection yet. Returns true if the link was congested.
     pub(super) fn transmit_to_card(&mut self, network: &mut Network) -> bool {
-        let Some(mut channel) = network.channel.take_if(|channel| channel.is_up) else { return false };
-        let congested = self.tell_card(&mut channel, network);
-        network.channel = Some(channel);
-        congested
+        let tell = |channel: &mut Channel, network: &mut _| channel.is_up && self.tell_card(channel, network);
+        network.with_channel(tell).unwrap_or(false)
     }
 
     fn tell_card(&mut self, channel: &mut Channel, network: &mut Network) -> bool {
@@ -114,7 +112,7 @@ impl Stream {
         let corked = if connection.is_corked() { flag::CORKED } else { 0 };
         // The cork must arrive before the data that it holds back.
         let mut flags = card.flags & !flag::CORKED | corked;
-        let most = most_payload(network);
+        let most = channel.most_payload();
         let mut tells = flags != card.flags;
         tells |= self.delivered - card.consumed >= card.granule;
         loop {
@@ -147,16 +145,26 @@ impl Stream {
     ///
     /// # Safety
     /// The message's payload is readable at `payload`.
-    unsafe fn follow_card(&mut self, message: &Message, payload: *const u8) -> Option<inlane_tcp::Events> {
+    unsafe fn follow_card(
+        &mut self,
+        now: u64,
+        message: &Message,
+        payload: *const u8,
+    ) -> Option<inlane_tcp::Events> {
         let report = message.report()?;
         let received = self.connection.received();
         let room = self.receive.capacity() as u64 - self.undelivered();
         if self.connection.state() == State::Closed {
             return Some(inlane_tcp::Events::NONE);
         }
-        if message.position != received || u64::from(message.length) > room {
+        let Transport::Card(card) = &mut self.transport else { return None };
+        if message.position != received
+            || u64::from(message.length) > room
+            || report.acknowledged > card.written
+        {
             return None;
         }
+        card.granule = granule(message.scale);
         let [first, second] = self.receive.spans(received..report.received);
         // SAFETY: the spans lie within the ring, and the caller promises as many bytes at `payload`. Its sender may change them
         // meanwhile, with the effect of other bytes.
@@ -164,10 +172,7 @@ impl Stream {
             first.start.copy_from_nonoverlapping(payload, first.len);
             second.start.copy_from_nonoverlapping(payload.add(first.len), second.len);
         }
-        if let Transport::Card(card) = &mut self.transport {
-            card.granule = granule(message.scale);
-        }
-        self.connection.follow(&report)
+        self.connection.follow(now, &report)
     }
 }
 
@@ -175,7 +180,7 @@ impl<A> Stack<A> {
     /// Lets a card run the connections of this stack. The network's port leads to the card. `now` is the time.
     pub fn use_card(&mut self, now: u64, hello: &Hello) {
         let mut channel = Box::<Channel>::default();
-        channel.begin(self.random(), false);
+        channel.begin(self.random());
         self.network.channel = Some(channel);
         self.card = Some(Box::new(CardLink {
             hello: hello.encode(),
@@ -214,7 +219,7 @@ impl<A> Stack<A> {
         let card = CardStream::new(id, true);
         let mut stream = self.card_stream(now, (flow, route), options, State::Established, card).ok()?;
         stream.connected = true;
-        stream.connection.follow(&Report { segment_size, ..stream.connection.report() })?;
+        stream.connection.follow(now, &Report { segment_size, ..stream.connection.report() })?;
         Some(stream)
     }
 
@@ -260,12 +265,11 @@ impl<A> Stack<A> {
 
     /// Sends a message to the card, unless it is away: the next session begins with all that it must know.
     fn post_to_card(&mut self, message: Message, payload: &[u8]) {
-        if let Some(mut channel) = self.network.channel.take() {
+        self.network.with_channel(|channel, network| {
             if channel.is_up {
-                channel.post(&mut self.network, message, payload);
+                channel.post(network, message, payload);
             }
-            self.network.channel = Some(channel);
-        }
+        });
     }
 
     /// Lets the card listen for a listener, or tells it the listener's new backlog.
@@ -316,18 +320,15 @@ impl<A> Stack<A> {
         self.post_to_card(Message { number, ..Message::new(Kind::Waiting, key.to_u64()) }, &[]);
     }
 
-    /// Returns the time of the next message that shows the card that the engine lives.
+    /// Returns the time of the next heartbeat.
     pub(super) fn card_timer(&self) -> Option<u64> {
         let (link, channel) = self.card.as_ref().zip(self.network.channel.as_ref())?;
         Some(if channel.is_waiting() { 0 } else { link.next_hello })
     }
 
-    /// Shows the card that the engine lives, and notices when the card does not.
+    /// Sends heartbeats, and ends the session if the card sends none.
     pub(super) fn on_card_timer(&mut self, now: u64) {
-        if let Some(mut channel) = self.network.channel.take_if(|channel| channel.is_waiting()) {
-            channel.flush(&mut self.network);
-            self.network.channel = Some(channel);
-        }
+        self.network.with_channel(|channel, network| channel.flush(network));
         let (Some(link), Some(channel)) = (&mut self.card, &mut self.network.channel) else { return };
         if now < link.next_hello {
             return;
@@ -337,16 +338,16 @@ impl<A> Stack<A> {
             return self.lose_card(now);
         }
         link.next_hello = now + BEAT_NS;
-        let gives_up = !channel.is_up && silent >= PATIENCE_NS;
-        let session = channel.session;
-        let flags = if channel.is_up { flag::WELCOMED } else { 0 };
-        let message = Message { flags, ..Message::new(Kind::Hello, 0) };
+        let (is_up, session) = (channel.is_up, channel.session);
+        let flags = if is_up { flag::WELCOMED } else { 0 };
+        let number = self.network.longest_frame() as u32;
+        let message = Message { flags, number, ..Message::new(Kind::Hello, 0) };
         Channel::send_unnumbered(&mut self.network, session, message, &link.hello);
-        if gives_up {
-            self.end_card_streams(
-                |stream, card| !card.is_open && stream.held_until.is_none(),
-                EndReason::Unreachable,
-            );
+        if !is_up {
+            let waits_long = |stream: &Stream, card: &CardStream| {
+                !card.is_open && now.saturating_sub(stream.since) >= CONNECT_TIMEOUT_NS
+            };
+            self.end_card_streams(waits_long, EndReason::Unreachable);
         }
     }
 
@@ -355,7 +356,7 @@ impl<A> Stack<A> {
     pub fn lose_card(&mut self, now: u64) {
         let session = self.random();
         let (Some(link), Some(channel)) = (&mut self.card, &mut self.network.channel) else { return };
-        channel.begin(session, false);
+        channel.begin(session);
         link.accepted.clear();
         (link.next_hello, link.heard) = (now, now);
         link.lost += 1;
@@ -425,6 +426,7 @@ impl<A> Stack<A> {
 
     /// Processes a message of the card.
     pub(super) fn on_card_message<'a>(&mut self, now: u64, bytes: &'a [u8]) -> Outcome<'a> {
+        let own = self.network.longest_frame();
         let (Some(link), Some(channel)) = (&mut self.card, &mut self.network.channel) else {
             self.network.counters.ignored += 1;
             return Outcome::Done;
@@ -437,10 +439,13 @@ impl<A> Stack<A> {
         match message.kind {
             Kind::Welcome if message.session == channel.session => {
                 link.heard = now;
-                if !std::mem::replace(&mut channel.is_up, true)
+                let longest = own.min(message.number as usize);
+                if !channel.is_up
+                    && longest >= LEAST_FRAME
                     && let Some(mac) = payload.first_chunk()
                 {
-                    self.network.become_cards(Mac(*mac), message.flags & flag::PARTIAL_CHECKSUMS != 0);
+                    channel.open(longest);
+                    self.network.adopt_card_address(Mac(*mac), message.flags & flag::PARTIAL_CHECKSUMS != 0);
                     self.on_card_up();
                 }
                 Outcome::Done
@@ -505,7 +510,7 @@ impl<A> Stack<A> {
         // A connection that the engine has removed meanwhile needs no answer: the card is about to be told.
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
         // SAFETY: the caller promises the payload.
-        match unsafe { stream.follow_card(message, payload) } {
+        match unsafe { stream.follow_card(now, message, payload) } {
             Some(events) => self.after_events(now, key, events),
             None => self.lose_card(now),
         }

@@ -1,6 +1,7 @@
 //! Frames that the network sends as they are.
 
 use super::Network;
+use crate::stack::card::Channel;
 use crate::stack::ring::ByteRing;
 use inlane_core::port::Reservation;
 use inlane_offload_protocol::rules::Prefix;
@@ -62,9 +63,17 @@ impl Network {
         true
     }
 
-    /// Changes the engine's MAC address, the link-local address that follows from it, and whether packets may have partial
-    /// checksums: those of the network to which the card passes packets.
-    pub fn become_cards(&mut self, mac: Mac, partial_checksums: bool) {
+    /// Calls `act` with the link to the card, or to the engine, and with this network. Returns `None` if there is no such link.
+    pub fn with_channel<R>(&mut self, act: impl FnOnce(&mut Channel, &mut Self) -> R) -> Option<R> {
+        let mut channel = self.channel.take()?;
+        let result = act(&mut channel, self);
+        self.channel = Some(channel);
+        Some(result)
+    }
+
+    /// Takes the MAC address of the card, the link-local address that follows from it, and whether packets of the card's network
+    /// may have partial checksums.
+    pub fn adopt_card_address(&mut self, mac: Mac, partial_checksums: bool) {
         let (before, after) = (ndp::link_local(self.mac), ndp::link_local(mac));
         for prefix in self.addresses.iter_mut().filter(|prefix| prefix.address == IpAddr::V6(before)) {
             prefix.address = after.into();
