@@ -51,6 +51,7 @@ impl World {
             threads: if choices & 8 == 0 { 1 } else { 3 },
             cores: Vec::new(),
             transport: if choices & 16 == 0 { Transport::Tcp } else { Transport::Rdma },
+            card: false,
             spin: Duration::ZERO,
             faults: Default::default(),
         };
