@@ -10,7 +10,33 @@ mod trace;
 
 use clap::{Args, Subcommand};
 
+use crate::fields::flag;
+use inlane_process::privileges::Successor;
+use std::time::Duration;
+
 pub use trace::TraceResult;
+
+/// Returns how long a command polls after its last work if the user does not say: not at all if a polling thread would take a
+/// large part of the machine.
+fn usual_spin() -> Duration {
+    let cores = std::thread::available_parallelism().map_or(1, Into::into);
+    if cores >= 4 { Duration::from_micros(50) } else { Duration::ZERO }
+}
+
+/// Returns the user that a command becomes once its ports are open. `name` is the value of `--user`.
+///
+/// # Errors
+/// If there is no such user, or this process may not become it.
+fn successor(name: Option<&str>) -> anyhow::Result<Successor> {
+    let Some(name) = name else { return Ok(Successor::Root) };
+    let successor = Successor::named(name)?;
+    // SAFETY: has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        let why = "only root can become another user; start the engine or card as that user, or with sudo";
+        return Err(inlane_core::Error::invalid(flag("user").with(name).to_string(), why).into());
+    }
+    Ok(successor)
+}
 
 /// Runs the TCP and UDP sockets of unmodified programs on an engine with its own network stack
 #[derive(Args)]

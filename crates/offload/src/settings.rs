@@ -113,7 +113,7 @@ impl Settings {
             return wrong(field::CARD.into(), why.into());
         }
         if self.card && self.addresses.len() > Hello::MOST {
-            let why = format!("an engine with a card has at most {} addresses", Hello::MOST);
+            let why = format!("an engine with a card has at most {} addresses; leave some out", Hello::MOST);
             return wrong(field::ADDRESS.into(), why);
         }
         if let Some((core, why)) = inlane_core::cores::refused(&self.cores) {

@@ -1,12 +1,12 @@
 //! `inlane offload card`: runs TCP for an engine on another machine or in another process.
 
-use crate::fields::flag;
+use super::{successor, usual_spin};
 use crate::values::count;
 use clap::Args;
 use inlane_core::units;
 use inlane_offload::{Card as Engine, CardSettings, parse_port};
 use inlane_ports::wrap::fault::Faults;
-use inlane_process::privileges::{Successor, drop_privileges_to};
+use inlane_process::privileges::drop_privileges_to;
 use inlane_wire::Mac;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,27 +59,16 @@ impl Card {
     /// # Errors
     /// If a setting is wrong or a port cannot be opened.
     pub fn run(self) -> anyhow::Result<()> {
-        let cores = std::thread::available_parallelism().map_or(1, Into::into);
-        let spin = if cores >= 4 { Duration::from_micros(50) } else { Duration::ZERO };
         let settings = CardSettings {
             port: parse_port(&self.port)?,
             engine: parse_port(&self.engine)?,
             mtu: self.mtu,
             mac: self.mac,
             core: self.core,
-            spin: self.spin.unwrap_or(spin),
+            spin: self.spin.unwrap_or_else(usual_spin),
             faults: self.faults,
         };
-        let successor = match &self.user {
-            Some(name) => Successor::named(name)?,
-            None => Successor::Root,
-        };
-        // SAFETY: has no preconditions.
-        if self.user.is_some() && unsafe { libc::geteuid() } != 0 {
-            let what = flag("user").with(self.user.unwrap_or_default()).to_string();
-            let why = "only root can become another user; start the card as that user, or with sudo";
-            return Err(inlane_core::Error::invalid(what, why).into());
-        }
+        let successor = successor(self.user.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = stop.clone();
         crate::signal::on_signal(move |signal, before| match before {

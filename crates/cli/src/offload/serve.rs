@@ -2,6 +2,7 @@
 
 use super::run::read_rules;
 use super::status::totals;
+use super::{successor, usual_spin};
 use crate::fields::flag;
 use crate::values::{core_list, count, power_of_two, socket_address};
 use clap::Args;
@@ -14,7 +15,7 @@ use inlane_offload_protocol::DEFAULT_SOCKET;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::wrap::fault::Faults;
 use inlane_process::limits::allow_descriptors;
-use inlane_process::privileges::{Successor, drop_privileges_to, group_named};
+use inlane_process::privileges::{drop_privileges_to, group_named};
 use inlane_wire::Mac;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -167,8 +168,6 @@ impl Serve {
     /// # Errors
     /// If a setting is wrong, the port cannot be opened, or another engine uses the control socket.
     pub fn run(self) -> anyhow::Result<()> {
-        let cores = std::thread::available_parallelism().map_or(1, Into::into);
-        let spin = if cores >= 4 { Duration::from_micros(50) } else { Duration::ZERO };
         let pinned = self.cores.map(|cores| cores.0).unwrap_or_default();
         let threads = if pinned.is_empty() { self.threads } else { u16::try_from(pinned.len())? };
         let group = match &self.socket_group {
@@ -193,19 +192,10 @@ impl Serve {
             sockets_per_program: self.sockets,
             transport: self.transport.into(),
             card: self.card,
-            spin: self.spin.unwrap_or(spin),
+            spin: self.spin.unwrap_or_else(usual_spin),
             faults: self.faults,
         };
-        let successor = match &self.user {
-            Some(name) => Successor::named(name)?,
-            None => Successor::Root,
-        };
-        // SAFETY: has no preconditions.
-        if self.user.is_some() && unsafe { libc::geteuid() } != 0 {
-            let what = flag("user").with(self.user.unwrap_or_default()).to_string();
-            let why = "only root can become another user; start the engine as that user, or with sudo";
-            return Err(inlane_core::Error::invalid(what, why).into());
-        }
+        let successor = successor(self.user.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
         let (stopping, last, asked) =
             (stop.clone(), Arc::<OnceLock<EngineStatus>>::default(), self.socket.clone());

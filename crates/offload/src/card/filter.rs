@@ -4,7 +4,7 @@ use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, ipv4, ipv6, ndp};
 
 /// Who gets a frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receiver {
     /// The card: TCP, errors about it, and what is asked about addresses.
     pub card: bool,
@@ -12,15 +12,17 @@ pub struct Receiver {
     pub engine: bool,
 }
 
-const CARD: Receiver = Receiver { card: true, engine: false };
-const ENGINE: Receiver = Receiver { card: false, engine: true };
-const BOTH: Receiver = Receiver { card: true, engine: true };
+pub const CARD: Receiver = Receiver { card: true, engine: false };
+pub const ENGINE: Receiver = Receiver { card: false, engine: true };
+pub const BOTH: Receiver = Receiver { card: true, engine: true };
+pub const NOBODY: Receiver = Receiver { card: false, engine: false };
 
-/// Returns who gets a frame. `mac` is the address of both. The engine alone gets what is malformed or unknown, and counts it.
+/// Returns who processes a frame. `mac` is the MAC address that engine and card share. A malformed packet, or one of an unknown
+/// protocol, goes to the engine, which counts it.
 pub fn receiver(frame: &[u8], mac: Mac) -> Receiver {
     let Ok(header) = Frame::new(frame) else { return CARD };
     if header.destination() != mac && !header.destination().is_multicast() {
-        return Receiver::default();
+        return NOBODY;
     }
     let bytes = &frame[ethernet::HEADER..];
     match header.ethertype() {

@@ -264,7 +264,10 @@ impl CardStack {
     fn on_session_message(&mut self, now: u64, message: &Message, payload: &[u8]) {
         self.heard = now;
         if !self.channel().take(message) || self.on_numbered(now, message, payload).is_none() {
-            tracing::warn!("the engine broke the protocol, or a message of it was lost");
+            tracing::warn!(
+                "a message of the engine was lost or wrong, so its connections are reset; join both by a port that loses no frames \
+                 (ntb, memif), and use one version of inlane"
+            );
             let session = message.session;
             self.counters.broken += 1;
             self.end_session(now);

@@ -1,5 +1,6 @@
 //! Tests a card with frames and a clock: an engine, its card, and a peer on a network that may lose frames.
 
+use super::filter::{BOTH, CARD, ENGINE, NOBODY};
 use super::*;
 use crate::stack::tests::{Frames, Machine, Setup};
 use inlane_offload_protocol::rules::Prefix;
@@ -523,26 +524,22 @@ fn the_filter_knows_who_gets_a_frame() {
         view.payload_mut().copy_from_slice(payload);
         frame(ethernet::IPV4, &packet)
     };
-    let who = |frame: &[u8]| {
-        let Receiver { card, engine } = receiver(frame, mac);
-        (card, engine)
-    };
-    assert_eq!(who(&v4(ipv4::TCP, &[0; 20])), (true, false));
-    assert_eq!(who(&v4(ipv4::UDP, &[0; udp::HEADER])), (false, true));
+    assert_eq!(receiver(&v4(ipv4::TCP, &[0; 20]), mac), CARD);
+    assert_eq!(receiver(&v4(ipv4::UDP, &[0; udp::HEADER]), mac), ENGINE);
     let mut error = vec![3, 4, 0, 0, 0, 0, 0, 0];
     let mut quoted = [0; 28];
     (quoted[0], quoted[9]) = (0x45, ipv4::TCP);
     error.extend_from_slice(&quoted);
-    assert_eq!(who(&v4(ipv4::ICMP, &error)), (true, false));
+    assert_eq!(receiver(&v4(ipv4::ICMP, &error), mac), CARD);
     error[8 + 9] = ipv4::UDP;
-    assert_eq!(who(&v4(ipv4::ICMP, &error)), (false, true));
-    assert_eq!(who(&v4(ipv4::ICMP, &[8, 0, 0, 0])), (false, true));
+    assert_eq!(receiver(&v4(ipv4::ICMP, &error), mac), ENGINE);
+    assert_eq!(receiver(&v4(ipv4::ICMP, &[8, 0, 0, 0]), mac), ENGINE);
     let mut arp = [0; 28];
     arp[..8].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 1]);
-    assert_eq!(who(&frame(ethernet::ARP, &arp)), (true, false));
+    assert_eq!(receiver(&frame(ethernet::ARP, &arp), mac), CARD);
     arp[7] = 2;
-    assert_eq!(who(&frame(ethernet::ARP, &arp)), (true, true));
+    assert_eq!(receiver(&frame(ethernet::ARP, &arp), mac), BOTH);
     let mut other = v4(ipv4::TCP, &[0; 20]);
     other[5] = 9;
-    assert_eq!(who(&other), (false, false));
+    assert_eq!(receiver(&other, mac), NOBODY);
 }

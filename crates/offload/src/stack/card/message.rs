@@ -111,7 +111,8 @@ pub struct Message {
     pub flags: u8,
     pub state: u8,
     pub reason: u8,
-    /// The binary logarithm of the card's receive window of a connection. The engine tells the card in time what was consumed.
+    /// The binary logarithm of the card's receive window. The engine reports consumed bytes when they are an eighth of this
+    /// window, so the window does not close.
     pub scale: u8,
     pub number: u32,
 }

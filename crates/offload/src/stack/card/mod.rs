@@ -43,8 +43,6 @@ pub struct CardLink {
     accepted: HashMap<u64, Key>,
     /// The listeners that the card knows.
     listeners: HashSet<Key>,
-    /// How many sessions have ended because the card was lost.
-    pub lost: u64,
 }
 
 /// A connection that the card runs.
@@ -55,7 +53,7 @@ pub struct CardStream {
     written: u64,
     /// The index up to which the card knows that bytes were consumed.
     consumed: u64,
-    /// How many bytes the program consumes before the card is told: a part of the card's receive window.
+    /// The number of consumed bytes that the engine reports at once: a part of the card's receive window.
     granule: u64,
     /// The flags that the card knows.
     flags: u8,
@@ -75,7 +73,8 @@ impl CardStream {
 /// The binary logarithm of the least receive window.
 const FIRST_SCALE: u8 = 12;
 
-/// Returns how many bytes the program consumes before the card is told, for a receive window of 2 to the power of `scale` bytes.
+/// Returns the number of consumed bytes that the engine reports to the card at once: an eighth of a receive window of
+/// 2^`scale` bytes.
 fn granule(scale: u8) -> u64 {
     1 << scale.min(32).saturating_sub(3)
 }
@@ -188,7 +187,6 @@ impl<A> Stack<A> {
             heard: now,
             accepted: HashMap::new(),
             listeners: HashSet::new(),
-            lost: 0,
         }));
     }
 
@@ -359,7 +357,6 @@ impl<A> Stack<A> {
         channel.begin(session);
         link.accepted.clear();
         (link.next_hello, link.heard) = (now, now);
-        link.lost += 1;
         self.end_card_streams(|_, card| card.is_open, EndReason::Reset);
     }
 
