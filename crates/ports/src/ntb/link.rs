@@ -175,10 +175,15 @@ impl Shared {
         while goes_on() {
             match self.connect(ntb, former.as_deref()) {
                 Ok(Some((connection, link, epochs))) => {
-                    self.carry(&**ntb, twin, &connection, link, epochs);
+                    let why = self.carry(&**ntb, twin, &connection, link, epochs);
                     former = Some(connection);
-                    if goes_on() {
-                        self.wait_for(&[self.wake.as_fd()], RETRY);
+                    self.wait_for(&[self.wake.as_fd()], RETRY);
+                    // A port that stops at the same time as its peer has nothing to warn of.
+                    if let Some(why) = why.filter(|_| !self.stopping()) {
+                        tracing::warn!(
+                            "port {}: {why}; frames are dropped until the peer is back",
+                            self.name
+                        );
                     }
                 }
                 Ok(None) => self.wait(&**ntb, twin),
@@ -228,7 +233,7 @@ impl Shared {
     }
 
     /// Lets the queues use a connection until the link goes down, the peer restarts or breaks the protocol, or the thread must
-    /// stop.
+    /// stop. Returns why the connection has ended, unless the thread must stop.
     fn carry(
         &self,
         ntb: &dyn Ntb,
@@ -236,8 +241,8 @@ impl Shared {
         connection: &Arc<Connection>,
         link: Link,
         epochs: ConnectionEpochs,
-    ) {
-        let Ok(doorbell) = ntb.event(Event::Doorbell(0)) else { return };
+    ) -> Option<String> {
+        let doorbell = ntb.event(Event::Doorbell(0)).ok()?;
         clear_eventfd(doorbell);
         ntb.doorbell_clear(DOORBELL);
         // If that fails, received frames wake no thread, and threads look for frames now and then.
@@ -259,11 +264,9 @@ impl Shared {
             }
             self.wait(ntb, twin);
         };
-        if let Some(why) = why {
-            tracing::warn!("port {}: {why}; frames are dropped until the peer is back", self.name);
-        }
         let _ = epoll::delete(&self.doorbells, doorbell);
         self.set(None);
+        why
     }
 
     /// Waits for an event of the bridge, or until it is time to look at its state.
