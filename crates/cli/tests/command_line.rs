@@ -215,7 +215,11 @@ fn mistakes_are_answered_with_a_remedy() {
             2,
             "--socket .: it is a directory, not a socket; give the control socket",
         ),
-        ("offload trace --cores 1,2", 2, "it names 2 cores; name four, for example 1,2,3,4"),
+        (
+            "offload trace --cores 1,2",
+            2,
+            "it names 2 cores; name four, for example 1,2,3,4, or six with cards",
+        ),
         ("offload trace --messages 9", 2, "--messages 9: give 100 to 1000000"),
         ("offload status --socket text.txt", 2, "--socket text.txt: it is a file, not a socket"),
         // Rules.

@@ -29,13 +29,20 @@ fn the_stages_of_each_mode_add_up_to_the_whole() {
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {result}"));
     let modes = result["modes"].as_array().unwrap();
     let sleeping = &result["prediction"]["measured"];
-    assert_eq!(modes.iter().map(|mode| &mode["mode"]).collect::<Vec<_>>(), ["kernel", "tcp", "rdma"]);
+    assert_eq!(modes.iter().map(|mode| &mode["mode"]).collect::<Vec<_>>(), ["kernel", "tcp", "rdma", "card"]);
     for mode in modes.iter().chain([sleeping]) {
         assert_eq!(mode["messages"], 200);
         let stages = mode["stages"].as_array().unwrap();
         // The kernel takes four of the times; engines all but the beginning of a frame that does not fit in place.
-        let least = if mode["mode"] == "kernel" { 1 } else { 9 };
+        let least = match mode["mode"].as_str().unwrap() {
+            "kernel" => 1,
+            "card" => 21,
+            _ => 9,
+        };
         assert!(stages.len() >= least, "{mode}");
+        let of_card = |stage: &serde_json::Value| stage["stage"].as_str().unwrap().contains("_card_");
+        let of_cards = stages.iter().filter(|stage| of_card(stage)).count();
+        assert_eq!(of_cards, if mode["mode"] == "card" { 12 } else { 0 }, "{mode}");
         let means: f64 = stages.iter().map(|stage| number(&stage["mean_ns"])).sum();
         let whole = number(&mode["traced"]["mean_ns"]);
         assert!(

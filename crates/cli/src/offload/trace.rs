@@ -18,13 +18,14 @@ use engines::{ADDRESSES, Engines, Plan};
 use inlane_core::clock::Clock;
 use inlane_core::units;
 use inlane_offload::Transport;
-use inlane_offload::trace::{POINTS, Point, Recorder, Stage, Times, Way, ticks};
+use inlane_offload::trace::{Hop, POINTS, Place, Point, Recorder, Stage, Step, Times, Way, ticks};
 use inlane_result::Document;
 use result::{Mode, ModeResult, Prediction, StageResult};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use ends::MessageEnd;
@@ -36,41 +37,45 @@ const PORT: u16 = 7100;
 const MESSAGE: u64 = 4;
 /// The fewest usable cores with which engines and programs are pinned by default: their own four, and one for the rest.
 const ENOUGH: usize = 5;
+/// The same with cards, which need two more.
+const ENOUGH_WITH_CARDS: usize = ENOUGH + 2;
 /// The number of the first measured message. No other frame of the measurement ends in such bytes.
 const FIRST: u32 = 0x6d65_0000;
 
 /// Measures where the time of a short message goes
 ///
 /// Sends messages of 4 bytes between two programs, one at a time, and splits the time from the call of send() to the data in
-/// the receiver's buffer into stages. The programs use the kernel's TCP, or two engines with TCP or RDMA over memif. Each
-/// mode is measured with and without time stamps on the way.
+/// the receiver's buffer into stages. The programs use the kernel's TCP, two engines with TCP or RDMA over memif, or two engines
+/// whose cards run TCP. Each mode is measured with and without time stamps on the way.
 #[derive(Args)]
 #[command(after_help = "\
-Each run starts two engines as threads of this process, and two programs. Afterwards, engines that sleep as soon as
+Each run starts engines and cards as threads of this process, and two programs. Afterwards, engines that sleep as soon as
 they have no work are predicted from the polling ones and from wake-ups measured alone, and measured. With fewer than
-five cores, the threads share cores, so the polling engines show the scheduler's time.
+five cores (seven with cards), the threads share cores, so the polling engines show the scheduler's time.
 
 Examples:
   inlane offload trace
   inlane offload trace --modes tcp,rdma --messages 100000 --cores 2,4,6,8
+  inlane offload trace --modes tcp,card --cores 2,4,6,8,10,12
   inlane offload trace --json stages.json")]
 pub struct Trace {
-    /// What carries the messages, joined by commas: kernel, tcp, rdma
+    /// What carries the messages, joined by commas: kernel, tcp, rdma, card
     #[arg(
         long,
         value_enum,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "kernel,tcp,rdma",
+        default_value = "kernel,tcp,rdma,card",
         hide_possible_values = true
     )]
     modes: Vec<Mode>,
     /// Number of measured messages of each run, 100 to 1000000
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = count::<u32>(100, 1_000_000))]
     messages: u32,
-    /// Cores of the sending program, its engine, the receiving engine and the receiving program, for example 1,2,3,4
-    /// [default: four cores with five or more usable ones, else not pinned]
-    #[arg(long, value_name = "LIST", value_parser = |text: &str| four_cores(text).map(Cores))]
+    /// Cores of the sending program, its engine, the receiving engine and the receiving program, for example 1,2,3,4. With two
+    /// more, those of the sending engine's card and of the receiving engine's card [default: four cores with five or more usable
+    /// ones, six with seven or more, else not pinned]
+    #[arg(long, value_name = "LIST", value_parser = Cores::parse)]
     cores: Option<Cores>,
     /// How long engines poll after their last work before they sleep
     #[arg(long, value_name = "TIME", default_value = "50us", value_parser = units::parse_time)]
@@ -80,15 +85,29 @@ pub struct Trace {
     json: Option<String>,
 }
 
-/// The cores of the sending program, its engine, the receiving engine and the receiving program.
-#[derive(Clone, Copy)]
-struct Cores([usize; 4]);
+/// The cores of the programs, of their engines and of the engines' cards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cores {
+    /// Those of the sending program, its engine, the receiving engine and the receiving program.
+    ends: [usize; 4],
+    /// Those of the sending engine's card and of the receiving engine's. `None` if they are not pinned.
+    cards: Option<[usize; 2]>,
+}
 
-fn four_cores(text: &str) -> inlane_core::Result<[usize; 4]> {
-    let cores = core_list(text)?;
-    let found = cores.len();
-    let why = format!("it names {found} cores; name four, for example 1,2,3,4");
-    cores.try_into().map_err(|_| inlane_core::Error::invalid(format!("'{text}'"), why))
+impl Cores {
+    fn parse(text: &str) -> inlane_core::Result<Self> {
+        let cores = core_list(text)?;
+        let found = cores.len();
+        let why = format!("it names {found} cores; name four, for example 1,2,3,4, or six with cards");
+        Self::of(&cores).ok_or_else(|| inlane_core::Error::invalid(format!("'{text}'"), why))
+    }
+
+    /// Returns `None` unless there are four or six cores.
+    fn of(cores: &[usize]) -> Option<Self> {
+        let (ends, cards) = cores.split_first_chunk()?;
+        let cards = if cards.is_empty() { None } else { Some(cards.try_into().ok()?) };
+        Some(Self { ends: *ends, cards })
+    }
 }
 
 impl Trace {
@@ -103,7 +122,7 @@ impl Trace {
         let modes = self.modes.iter().map(|&mode| lab.measure(mode, self.spin));
         let modes = modes.collect::<anyhow::Result<Vec<_>>>()?;
         let polling = modes.iter().find(|it| it.mode == Mode::Tcp).filter(|_| !self.spin.is_zero());
-        let wake_ups = polling.map(|_| hops::measure(lab.cores)).transpose()?;
+        let wake_ups = polling.map(|_| hops::measure(lab.cores.map(|cores| cores.ends))).transpose()?;
         let prediction = match polling.zip(wake_ups.as_ref()) {
             Some((polling, wake_ups)) => {
                 // These are known before the predicted run begins.
@@ -117,8 +136,9 @@ impl Trace {
         };
         let mut document = Document::new("offload trace");
         document.notes.push(match lab.cores {
-            Some(cores) => {
-                format!("cores of sender, its engine, the receiving engine and receiver: {cores:?}")
+            Some(Cores { ends, cards }) => {
+                let cards = cards.map(|cards| format!("; of the cards: {cards:?}")).unwrap_or_default();
+                format!("cores of sender, its engine, the receiving engine and receiver: {ends:?}{cards}")
             }
             None => "not pinned: programs and engines share cores, so the times contain the scheduler's"
                 .to_owned(),
@@ -128,17 +148,21 @@ impl Trace {
         output.write(&mut document, show::show, |_| None)
     }
 
-    /// Returns the cores to which engines and programs are pinned.
-    fn pins(&self) -> Option<[usize; 4]> {
+    /// Returns the cores to which engines, cards and programs are pinned.
+    fn pins(&self) -> Option<Cores> {
         let allowed = inlane_core::cores::allowed();
+        let count = match allowed.len() {
+            ..ENOUGH => 0,
+            ENOUGH..ENOUGH_WITH_CARDS => 4,
+            _ => 6,
+        };
         let chosen = || {
             let (first, others): (Vec<usize>, Vec<usize>) =
                 allowed.iter().partition(|&&core| first_of_siblings(core));
-            let cores: Vec<usize> = first.into_iter().chain(others).skip(1).take(4).collect();
-            cores.try_into().ok()
+            let cores: Vec<usize> = first.into_iter().chain(others).skip(1).take(count).collect();
+            Cores::of(&cores)
         };
-        let pinned = self.cores.map(|Cores(cores)| cores);
-        pinned.or_else(|| (allowed.len() >= ENOUGH).then(chosen).flatten())
+        self.cores.or_else(chosen)
     }
 }
 
@@ -190,7 +214,7 @@ impl Drop for Program {
 struct Lab {
     clock: Clock,
     messages: u32,
-    cores: Option<[usize; 4]>,
+    cores: Option<Cores>,
     folder: Folder,
 }
 
@@ -198,7 +222,7 @@ impl Lab {
     fn measure(&self, mode: Mode, spin: Duration) -> anyhow::Result<ModeResult> {
         let [whole, traced] = [false, true].map(|traced| self.run(mode, spin, traced));
         let (whole, traced) = (whole?, traced?);
-        let end = |way: &Way| Some(way[Point::Read as usize]? - way[0]?);
+        let end = |way: &Way| Some(way[Point::Read.index()]? - way[Point::Called.index()]?);
         let times = |ways: &[Way]| {
             Times::of(&self.clock, ways.iter().filter_map(end).collect()).context("no message was measured")
         };
@@ -219,6 +243,9 @@ impl Lab {
             path: match mode {
                 Mode::Kernel => "the kernel's loopback interface",
                 Mode::Tcp | Mode::Rdma => "memif between two engines of this machine",
+                Mode::Card => {
+                    "twins of an NTB between two engines and their cards, and memif between the cards"
+                }
             }
             .to_owned(),
             spin_ns: (mode != Mode::Kernel).then_some(spin.as_nanos() as u64),
@@ -235,37 +262,41 @@ impl Lab {
 
     /// Sends the messages, with or without time stamps on their way. Returns when each passed the points that were recorded.
     fn run(&self, mode: Mode, spin: Duration, traced: bool) -> anyhow::Result<Vec<Way>> {
-        let recorder = || Recorder::new(&self.clock, FIRST, self.messages as usize);
         let transport = match mode {
             Mode::Kernel => return self.exchange(Ipv4Addr::LOCALHOST, None, traced),
-            Mode::Tcp => Transport::Tcp,
+            Mode::Tcp | Mode::Card => Transport::Tcp,
             Mode::Rdma => Transport::Rdma,
         };
-        let recorders = traced.then(|| [recorder(), recorder()]);
+        let cards = mode == Mode::Card;
+        let places: &[Place] = if cards { &Place::WITH_CARDS } else { &Place::ENGINES };
+        let recorders: Vec<Arc<Recorder>> = places
+            .iter()
+            .filter(|_| traced)
+            .map(|&place| Recorder::new(&self.clock, place, FIRST, self.messages as usize))
+            .collect();
         let engines = Engines::start(&Plan {
             transport,
+            cards,
             spin,
-            cores: self.cores.map(|[_, sender, receiver, _]| [sender, receiver]),
-            recorders: recorders.clone(),
+            cores: self.cores.map(|cores| [cores.ends[1], cores.ends[2]]),
+            card_cores: self.cores.and_then(|cores| cores.cards),
+            recorders: &recorders,
             folder: &self.folder.0,
         })?;
         let ways = self.exchange(ADDRESSES[1].into(), Some(&self.folder.0), false);
         // An engine that has failed is the reason for failed programs.
-        let (carried, ways) = engines.end().and_then(|carried| Ok((carried, ways?)))?;
-        if mode == Mode::Rdma && !carried {
-            bail!("RDMA has not carried the messages, although both engines offer it");
+        let (carried, mut ways) = engines.end().and_then(|carried| Ok((carried, ways?)))?;
+        match mode {
+            Mode::Rdma if !carried => {
+                bail!("RDMA has not carried the messages, although both engines offer it")
+            }
+            Mode::Card if !carried => bail!("the cards have not carried the messages"),
+            _ => {}
         }
-        let Some([sender, receiver]) = recorders else { return Ok(ways) };
-        let with_points = |(index, mut way): (usize, Way)| {
-            for point in [Point::Found, Point::Begun, Point::Written, Point::Flushed] {
-                way[point as usize] = sender.time(index, point);
-            }
-            for point in [Point::Polled, Point::Received, Point::Processed, Point::Published] {
-                way[point as usize] = receiver.time(index, point);
-            }
-            way
-        };
-        Ok(ways.into_iter().enumerate().map(with_points).collect())
+        for (index, way) in ways.iter_mut().enumerate() {
+            recorders.iter().for_each(|recorder| recorder.add_to(way, index));
+        }
+        Ok(ways)
     }
 
     /// Runs the two programs, on engines or on the kernel. Returns when each message passed the points of the programs, and
@@ -295,7 +326,7 @@ impl Lab {
             let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
             Ok(Program(child.context("starting a program")?))
         };
-        let mut receiver = start("receive", 1, self.cores.map(|cores| cores[3]))?;
+        let mut receiver = start("receive", 1, self.cores.map(|cores| cores.ends[3]))?;
         let mut received = BufReader::new(receiver.0.stdout.take().context("the receiver's output")?);
         let mut line = String::new();
         received.read_line(&mut line)?;
@@ -304,7 +335,7 @@ impl Lab {
                 NotReady("the receiving program did not start; its message is above".to_owned()).into()
             );
         }
-        let mut sender = start("send", 0, self.cores.map(|cores| cores[0]))?;
+        let mut sender = start("send", 0, self.cores.map(|cores| cores.ends[0]))?;
         let (mut sent_text, mut received_text) = (String::new(), String::new());
         sender.0.stdout.take().context("the sender's output")?.read_to_string(&mut sent_text)?;
         received.read_to_string(&mut received_text)?;
@@ -321,15 +352,15 @@ impl Lab {
             let [called, returned, queued, driver] = sent[..] else { bail!("a malformed line: {sent:?}") };
             let [read, arrived] = received[..] else { bail!("a malformed line: {received:?}") };
             let mut way = [None; POINTS];
-            way[Point::Called as usize] = called;
-            way[Point::Read as usize] = read;
+            way[Point::Called.index()] = called;
+            way[Point::Read.index()] = read;
             if engines.is_some() {
-                way[Point::Returned as usize] = returned;
+                way[Point::Returned.index()] = returned;
             }
             // The kernel's stages: TCP up to the queue of the interface, its driver, and the wire.
-            way[Point::Begun as usize] = queued;
-            way[Point::Flushed as usize] = driver;
-            way[Point::Polled as usize] = arrived;
+            for (step, time) in [(Step::Begun, queued), (Step::Flushed, driver), (Step::Polled, arrived)] {
+                way[Point::At(Hop::Network, step).index()] = time;
+            }
             Ok(way)
         });
         let ways = ways.collect::<anyhow::Result<Vec<_>>>()?;

@@ -8,6 +8,7 @@ use crate::host::{pin, random_bytes};
 use crate::settings::{Settings, Transport};
 use crate::stack::card::BEAT_NS;
 use crate::stack::network::BUFFERS;
+use crate::trace::{Nobody, Observer, Recorder};
 use inlane_core::clock::Clock;
 use inlane_core::packet::Packet;
 use inlane_ports::spec::PortSpec;
@@ -16,6 +17,7 @@ use inlane_tcp::Secrets;
 use inlane_wire::ethernet::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -80,6 +82,8 @@ pub struct Card {
     /// The kernel's interface of the port to the network, if it has one.
     interface: Option<WatchedInterface>,
     stack: CardStack,
+    /// Records messages, if the card is traced.
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Card {
@@ -88,17 +92,29 @@ impl Card {
     /// # Errors
     /// If a setting is wrong or a port cannot be opened.
     pub fn open(settings: CardSettings) -> Result<Self> {
+        Self::open_on(settings, None)
+    }
+
+    /// Opens a card whose messages are recorded.
+    ///
+    /// # Errors
+    /// As for [`Card::open`].
+    pub fn open_traced(settings: CardSettings, recorder: Arc<Recorder>) -> Result<Self> {
+        Self::open_on(settings, Some(recorder))
+    }
+
+    fn open_on(settings: CardSettings, recorder: Option<Arc<Recorder>>) -> Result<Self> {
         let wire = settings.of_port(&settings.port, settings.mtu, settings.faults);
         check_interface(&wire)?;
         let clock = Clock::new();
-        let (link, network) = Link::open(&wire, &clock, BUFFERS, None)?.swap_remove(0);
+        let (link, network) = Link::open(&wire, &clock, BUFFERS, recorder.as_ref())?.swap_remove(0);
         let near = settings.of_port(&settings.engine, None, Faults::default());
-        let (engine, to_engine) = Link::open(&near, &clock, BUFFERS, None)?.swap_remove(0);
+        let (engine, to_engine) = Link::open(&near, &clock, BUFFERS, recorder.as_ref())?.swap_remove(0);
         let interface = WatchedInterface::of(&settings.port)?;
         let seed = u64::from_ne_bytes(random_bytes()?);
         let secrets = Secrets::new(random_bytes()?);
         let stack = CardStack::new(clock.now_ns(), network, to_engine, secrets, seed);
-        Ok(Self { settings, clock, link, engine, interface, stack })
+        Ok(Self { settings, clock, link, engine, interface, stack, recorder })
     }
 
     /// Returns the MAC address on the network, and the drivers and modes of both ports, for messages.
@@ -117,6 +133,14 @@ impl Card {
     /// # Errors
     /// If a port fails, or the interface of the network is removed.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        match self.recorder.clone() {
+            None => self.run_observed(stop, &Nobody),
+            Some(recorder) => self.run_observed(stop, &recorder),
+        }
+    }
+
+    /// Runs the card until `stop` is set. Calls `observer` at each point that a message passes.
+    fn run_observed(&mut self, stop: &AtomicBool, observer: &impl Observer) -> Result<()> {
         let cores: Vec<usize> = self.settings.core.into_iter().collect();
         pin(&cores, 0)?;
         let pools = [self.stack.stack.network.pool.clone(), self.stack.to_engine.pool.clone()];
@@ -133,7 +157,9 @@ impl Card {
             }
             let mut worked = self.receive(now, &mut packets, true)?;
             worked |= self.receive(now, &mut packets, false)?;
+            observer.processed();
             worked |= self.stack.serve_all(now);
+            observer.served();
             if worked {
                 last_work = now;
             } else if now >= last_work + spin_ns {

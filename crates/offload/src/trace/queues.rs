@@ -1,6 +1,7 @@
 //! Wrappers around the queues of a port that record when frames with messages pass.
 
-use super::{NONE, Point, Recorder};
+use super::{FOUND, Recorder, Step};
+use crate::stack::card::message::{HEADER, Kind, Message};
 use inlane_core::packet::Packet;
 use inlane_core::port::{Counters, Reservation, Rx, Tx};
 use inlane_wire::{ethernet, ipv4, roce, tcp, udp};
@@ -11,8 +12,14 @@ use std::sync::atomic::Ordering;
 /// The longest frame that can carry a message.
 const LONGEST: usize = 128;
 
-/// Returns the number of the message that a frame carries: the payload of 4 bytes of a TCP segment or of an RDMA packet.
+/// Returns the number of the message that a frame carries: the payload of 4 bytes of a TCP segment, of an RDMA packet, or of a message
+/// between an engine and its card.
 pub(super) fn number(frame: &[u8]) -> Option<u32> {
+    if let Some(message) = Message::decode(frame, frame.len()) {
+        let payload = frame.get(HEADER..)?.get(..message.length as usize)?;
+        let number = (message.kind == Kind::Stream).then_some(payload)?;
+        return Some(u32::from_be_bytes(number.try_into().ok()?));
+    }
     let packet = ipv4::Packet::new(frame.get(ethernet::HEADER..)?).ok()?;
     let payload = match packet.protocol() {
         ipv4::TCP => {
@@ -48,22 +55,24 @@ pub(crate) struct TracedTx {
     recorder: Arc<Recorder>,
     /// The reserved memory, its length, and when it was reserved.
     reserved: Option<(NonNull<u8>, usize, u64)>,
+    /// The message whose frame was written and not flushed yet.
+    written: Option<usize>,
 }
 
 impl TracedTx {
     /// Wraps a queue.
     pub fn new(inner: Box<dyn Tx>, recorder: Arc<Recorder>) -> Self {
-        Self { inner, recorder, reserved: None }
+        Self { inner, recorder, reserved: None, written: None }
     }
 
-    fn written(&self, index: usize, begun: Option<u64>, written: u64) {
+    fn on_written(&mut self, index: usize, begun: Option<u64>, written: u64) {
         let recorder = &self.recorder;
-        recorder.record(index, Point::Found, recorder.found.load(Ordering::Relaxed));
+        recorder.record(index, FOUND, recorder.found.load(Ordering::Relaxed));
         if let Some(begun) = begun {
-            recorder.record(index, Point::Begun, begun);
+            recorder.record(index, Step::Begun as usize, begun);
         }
-        recorder.record(index, Point::Written, written);
-        recorder.written.store(index, Ordering::Relaxed);
+        recorder.record(index, Step::Written as usize, written);
+        self.written = Some(index);
     }
 }
 
@@ -77,7 +86,7 @@ unsafe impl Tx for TracedTx {
         for packet in packets {
             // SAFETY: the caller holds the packet, and nothing writes it.
             if let Some(index) = self.recorder.message_of(unsafe { packet.bytes() }) {
-                self.written(index, None, now);
+                self.on_written(index, None, now);
             }
         }
         // SAFETY: the caller's promises are passed on.
@@ -99,7 +108,7 @@ unsafe impl Tx for TracedTx {
         if let Some((memory, len, begun)) = self.reserved.take() {
             // SAFETY: the memory is reserved until the frame is committed.
             if let Some(index) = unsafe { message_at(&self.recorder, memory.as_ptr(), len) } {
-                self.written(index, Some(begun), now);
+                self.on_written(index, Some(begun), now);
             }
         }
         self.inner.commit();
@@ -107,8 +116,9 @@ unsafe impl Tx for TracedTx {
 
     fn flush(&mut self) -> inlane_core::Result<()> {
         let outcome = self.inner.flush();
-        let written = self.recorder.written.swap(NONE, Ordering::Relaxed);
-        self.recorder.record(written, Point::Flushed, self.recorder.clock.raw());
+        if let Some(written) = self.written.take() {
+            self.recorder.record(written, Step::Flushed as usize, self.recorder.clock.raw());
+        }
         outcome
     }
 
@@ -135,13 +145,13 @@ impl TracedRx {
 }
 
 impl Recorder {
-    /// Records that the engine has received the frame of message `index`. It asked for frames at the time `polled`.
+    /// Records that the frame of message `index` was received. The engine or card asked for frames at the time `polled`.
     fn on_received(&self, index: usize, polled: u64, received: u64) {
         // A frame that the stack does not take in place is received a second time, as a packet.
         if self.received.swap(index, Ordering::Relaxed) != index {
-            self.record(index, Point::Polled, polled);
+            self.record(index, Step::Polled as usize, polled);
         }
-        self.record(index, Point::Received, received);
+        self.record(index, Step::Received as usize, received);
     }
 }
 

@@ -1,15 +1,16 @@
 //! The stages of a message's way, and how long they take.
 
-use super::Point;
+use super::{Hop, Point, Step};
 use inlane_core::clock::Clock;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The number of points.
-pub const POINTS: usize = Point::Read as usize + 1;
+pub const POINTS: usize = Point::Read.index() + 1;
 
 /// A part of a message's way from the call of send() to the data in the receiver's buffer. Each ends at the [`Point`] after the
-/// one at which the previous stage ends.
+/// one at which the previous stage ends. Stages `to_card` and `from_card` exist only if cards run TCP for the engines. The cards then
+/// have the stages in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -17,6 +18,18 @@ pub enum Stage {
     HandOver,
     /// The engine finds the bytes, or is woken.
     WakeUp,
+    /// The sending engine, up to the first byte of the message to its card.
+    ToCardProtocol,
+    /// The message is written to the memory of the port between engine and card.
+    ToCardDataMovement,
+    /// This port is told to send the message.
+    ToCardSendPort,
+    /// The message waits until the card asks this port for messages. Includes waking the card if it sleeps.
+    ToCardWire,
+    /// The card gets the message from this port.
+    ToCardReceivePort,
+    /// The card checks the message, and copies its bytes to the send ring of the connection.
+    ToCardPlacement,
     /// TCP or RDMA at the sender, up to the first byte of the frame. Includes reading the socket pair, if the bytes are there.
     SendProtocol,
     /// The headers and the data are written to the memory of the port.
@@ -29,6 +42,18 @@ pub enum Stage {
     ReceivePort,
     /// TCP or RDMA at the receiver, which places the data into the receive ring.
     ReceiveProtocol,
+    /// The receiving engine's card, up to the first byte of the message to the engine.
+    FromCardProtocol,
+    /// The message is written to the memory of the port between card and engine.
+    FromCardDataMovement,
+    /// This port is told to send the message.
+    FromCardSendPort,
+    /// The message waits until the engine asks this port for messages. Includes waking the engine if it sleeps.
+    FromCardWire,
+    /// The engine gets the message from this port.
+    FromCardReceivePort,
+    /// The engine checks the message, and copies its bytes to the receive ring of the connection.
+    FromCardPlacement,
     /// The engine shows the data to the program: by the index of the shared ring, or by writing to the socket pair.
     Placement,
     /// recv() finds the data or is woken, and copies it to the program's buffer.
@@ -40,15 +65,34 @@ impl Stage {
     pub const ALL: [Self; POINTS - 1] = [
         Self::HandOver,
         Self::WakeUp,
+        Self::ToCardProtocol,
+        Self::ToCardDataMovement,
+        Self::ToCardSendPort,
+        Self::ToCardWire,
+        Self::ToCardReceivePort,
+        Self::ToCardPlacement,
         Self::SendProtocol,
         Self::DataMovement,
         Self::SendPort,
         Self::Wire,
         Self::ReceivePort,
         Self::ReceiveProtocol,
+        Self::FromCardProtocol,
+        Self::FromCardDataMovement,
+        Self::FromCardSendPort,
+        Self::FromCardWire,
+        Self::FromCardReceivePort,
+        Self::FromCardPlacement,
         Self::Placement,
         Self::ReaderWakeUp,
     ];
+
+    /// Returns true for the stages between an engine and its card.
+    pub fn is_of_card(self) -> bool {
+        let (stage, [to_card, from_card]) = (self as usize, [Self::ToCardProtocol, Self::FromCardProtocol]);
+        let is_at = |first: usize| first <= stage && stage < first + 6;
+        is_at(to_card as usize) || is_at(from_card as usize)
+    }
 }
 
 /// When one message passed each [`Point`], as raw readings of the clock. `None` where that was not recorded.
@@ -60,14 +104,16 @@ pub type Way = [Option<u64>; POINTS];
 /// Each time is taken after the event, so another thread can react before it is taken. A point therefore counts as passed at the
 /// latest when a later point was passed. So the stages add up to the time between the first and the last point.
 pub fn ticks(way: &Way) -> Option<[Option<u64>; POINTS - 1]> {
-    let at = |point: Point| point as usize;
-    let (first, last) = (way[0]?, way[at(Point::Read)]?);
+    let (first, last) = (way[0]?, way[Point::Read.index()]?);
     let mut way = *way;
-    // An engine that polls may ask for frames before the frame is sent.
-    if let (Some(flushed), Some(polled), Some(received)) =
-        (way[at(Point::Flushed)], way[at(Point::Polled)], way[at(Point::Received)])
-    {
-        way[at(Point::Polled)] = Some(polled.max(flushed.min(received)));
+    // An engine or a card that polls may ask for frames before the frame is sent.
+    for hop in [Hop::ToCard, Hop::Network, Hop::FromCard] {
+        let at = |step: Step| Point::At(hop, step).index();
+        if let (Some(flushed), Some(polled), Some(received)) =
+            (way[at(Step::Flushed)], way[at(Step::Polled)], way[at(Step::Received)])
+        {
+            way[at(Step::Polled)] = Some(polled.max(flushed.min(received)));
+        }
     }
     let mut latest = last;
     for time in way.iter_mut().rev().flatten() {

@@ -19,7 +19,6 @@ pub struct TraceResult {
 }
 
 /// What carries the messages.
-// An engine on a card is a further mode, once there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -29,6 +28,8 @@ pub enum Mode {
     Tcp,
     /// RDMA between two engines.
     Rdma,
+    /// Two engines, each with a card that runs TCP for it.
+    Card,
 }
 
 /// The time of messages from the call of send() to the data in the receiver's buffer.

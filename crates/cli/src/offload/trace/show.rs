@@ -11,12 +11,24 @@ fn name(stage: Stage) -> &'static str {
     match stage {
         Stage::HandOver => "hand-over by send()",
         Stage::WakeUp => "engine finds it or is woken",
+        Stage::ToCardProtocol => "to card: engine",
+        Stage::ToCardDataMovement => "to card: data movement to the port",
+        Stage::ToCardSendPort => "to card: port, engine",
+        Stage::ToCardWire => "to card: card finds it or is woken",
+        Stage::ToCardReceivePort => "to card: port, card",
+        Stage::ToCardPlacement => "to card: placement in the card's ring",
         Stage::SendProtocol => "TCP or RDMA, sender",
         Stage::DataMovement => "data movement to the port",
         Stage::SendPort => "port, sender",
         Stage::Wire => "wire, receiving engine finds it or is woken",
         Stage::ReceivePort => "port, receiver",
         Stage::ReceiveProtocol => "TCP or RDMA, receiver",
+        Stage::FromCardProtocol => "from card: card",
+        Stage::FromCardDataMovement => "from card: data movement to the port",
+        Stage::FromCardSendPort => "from card: port, card",
+        Stage::FromCardWire => "from card: engine finds it or is woken",
+        Stage::FromCardReceivePort => "from card: port, engine",
+        Stage::FromCardPlacement => "from card: placement in the engine's ring",
         Stage::Placement => "placement",
         Stage::ReaderWakeUp => "recv() finds it or is woken",
     }
@@ -39,6 +51,7 @@ fn heading(mode: &ModeResult) -> String {
         Mode::Kernel => "kernel",
         Mode::Tcp => "TCP",
         Mode::Rdma => "RDMA",
+        Mode::Card => "TCP on cards",
     };
     format!("{name}{}", if mode.spin_ns == Some(0) { ", asleep" } else { "" })
 }
@@ -80,11 +93,19 @@ fn rows(result: &TraceResult, modes: &[&ModeResult]) -> Vec<Vec<String>> {
         let cells = [name.to_owned()].into_iter().chain(paper.map(published));
         cells.chain(modes.iter().map(|mode| cell(mode))).collect::<Vec<_>>()
     };
-    let mut rows: Vec<_> = (result.published.stages.iter())
-        .map(|paper| {
-            line(name(paper.stage), [paper.engine_ns, paper.rdma_ns], &|mode| {
-                let found = mode.stages.iter().find(|stage| stage.stage == paper.stage);
-                found.map_or_else(|| "-".to_owned(), |stage| median_and_p99(&stage.times))
+    let has_cards = modes.iter().any(|mode| mode.mode == Mode::Card);
+    let mut rows: Vec<_> = (Stage::ALL.into_iter())
+        .filter(|stage| has_cards || !stage.is_of_card())
+        .map(|stage| {
+            let paper = result.published.stages.iter().find(|paper| paper.stage == stage);
+            line(name(stage), paper.map_or([None; 2], |it| [it.engine_ns, it.rdma_ns]), &|mode| match mode
+                .stages
+                .iter()
+                .find(|it| it.stage == stage)
+            {
+                Some(found) => median_and_p99(&found.times),
+                None if stage.is_of_card() && mode.mode != Mode::Card => String::new(),
+                None => "-".to_owned(),
             })
         })
         .collect();
