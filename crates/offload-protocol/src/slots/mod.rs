@@ -356,6 +356,9 @@ impl<W: Word> Doorbell<'_, W> {
 const PAIR: u64 = 0;
 const ASKED: u64 = 1;
 const RING: u64 = 2;
+/// The bit of a filled position while the engine opens the ring, until it adds bytes. The position then lies behind the program's,
+/// although no bytes are there.
+const OPENING: u64 = 1 << STATE_SHIFT;
 
 /// The receiving side of a slot. It wraps the receive word and the filled position.
 pub struct ReceiveRing<'a, W> {
@@ -432,7 +435,8 @@ impl<W: Word> ReceiveRing<'_, W> {
     #[inline]
     pub fn is_moving(&self) -> bool {
         let word = self.word.load();
-        word >> STATE_SHIFT == PAIR && self.filled.load() != word
+        let filled = self.filled.load();
+        word >> STATE_SHIFT == PAIR && filled != word && filled & OPENING == 0
     }
 
     /// Leaves the ring if it is empty, or takes back the request for it. Returns false if bytes are left in the ring. These
@@ -441,7 +445,7 @@ impl<W: Word> ReceiveRing<'_, W> {
         for _ in 0..ATTEMPTS {
             let word = self.word.load();
             match word >> STATE_SHIFT {
-                RING if self.filled.load() != word & POSITION => return false,
+                RING if self.filled.load() & POSITION != word & POSITION => return false,
                 ASKED | RING if !self.word.exchange(word, pack(PAIR, word)) => {}
                 // The engine may have added bytes before it sees the new mode.
                 _ => return !self.is_moving(),
@@ -487,7 +491,8 @@ impl<W: Word> ReceiveRing<'_, W> {
     /// that. Returns false if the program has taken back its request.
     pub fn open(&self, taken: u64) -> bool {
         let start = taken.wrapping_add(1) & POSITION;
-        self.filled.store(start);
+        // Set the position first: with the former one, the program would find bytes as soon as the mode is RING.
+        self.filled.store(start | OPENING);
         self.word.exchange(pack(ASKED, taken), pack(RING, start)) || {
             self.filled.store(taken);
             false

@@ -436,6 +436,25 @@ fn model_two_threads_share_the_received_bytes() {
 }
 
 #[test]
+fn model_a_ring_that_is_just_being_opened_shows_no_bytes() {
+    model(3, || {
+        let connection = Receiving::new();
+        assert!(connection.receive().ask());
+        let program = {
+            let connection = connection.clone();
+            loom::thread::spawn(move || {
+                let receive = connection.receive();
+                assert!(receive.stop() && !receive.is_moving() && receive.received(RING as u64).is_none());
+            })
+        };
+        connection.receive().open(0);
+        program.join().unwrap();
+        connection.receive().fill(connection.receive().taken().1);
+        assert!(connection.receive().ask());
+    });
+}
+
+#[test]
 fn bytes_are_taken_in_parts_and_the_rest_is_moved_to_the_pair() {
     let (word, filled) = (AtomicU64::new(0), AtomicU64::new(0));
     let receive = ReceiveRing { word: &word, filled: &filled };
