@@ -51,6 +51,30 @@ def short(port):
         open_many(port)
 
 
+CLIENT = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+connection.sendall(b"waiting...")
+connection.recv(1)
+"""
+
+
+def queued(port):
+    """Accepts connections whose first bytes have arrived before. Only one connection exists at a time."""
+    server = socket.create_server((ADDRESS, port))
+    epoll = select.epoll()
+    for _ in range(48):
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, ADDRESS, str(port)])
+        assert select.select([server], [], [], 60)[0]
+        time.sleep(0.001)
+        connection = server.accept()[0]
+        epoll.register(connection, select.EPOLLIN)
+        assert epoll.poll(60) == [(connection.fileno(), select.EPOLLIN)]
+        assert connection.recv(100) == b"waiting..."
+        connection.close()
+        assert client.wait() == 0
+
+
 def drain(port):
     server = socket.create_server((ADDRESS, port))
     print("ready", flush=True)
@@ -868,7 +892,8 @@ def unasked(port):
 def has_received():
     """Returns true if a receive ring in the shared memory is open and has bytes for this program."""
     word, filled = ([ctypes.c_uint64.from_address(slot + at).value for slot in slots()] for at in (64, 192))
-    return any(word >> 62 == 2 and word & (1 << 62) - 1 != filled for word, filled in zip(word, filled))
+    position = (1 << 62) - 1
+    return any(word >> 62 == 2 and word & position != filled & position for word, filled in zip(word, filled))
 
 
 def lasting(port):

@@ -118,11 +118,13 @@ pub fn forget(fd: RawFd) {
 /// Ends the watch of the slot `index`. From now on, the program learns of the connection's events from the
 /// kernel alone.
 pub fn unwatch(index: usize) {
-    if table::watched(index).is_none() {
-        return;
-    }
+    let Some((_, entry)) = table::watched(index) else { return };
+    let inode = entry.inode.load(Ordering::Relaxed);
     let Some((fd, instance)) = table::unwatch(index) else { return };
-    if let Some(slot) = control::area().and_then(|area| area.slot(index)) {
+    // If the slot belongs to a later connection by now, its receive ring stays as it is.
+    if let Some(slot) = control::area().and_then(|area| area.slot(index))
+        && slot.header().inode.load(Ordering::Acquire) == inode
+    {
         direct::leave_slot(fd, slot);
     }
     if let Some(instance) = instance::of(instance) {
