@@ -162,7 +162,11 @@ fn bytes_that_arrive_before_the_accept_stay_in_shared_memory() {
             return;
         }
         // On a busy machine, the program takes the bytes too late.
-        assert!(start.elapsed() < Duration::from_secs(60), "few bytes go through shared memory: {}", lab.status());
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "few bytes go through shared memory: {}",
+            lab.status()
+        );
     }
 }
 
