@@ -43,6 +43,12 @@ fn the_stages_of_each_mode_add_up_to_the_whole() {
         let of_card = |stage: &serde_json::Value| stage["stage"].as_str().unwrap().contains("_card_");
         let of_cards = stages.iter().filter(|stage| of_card(stage)).count();
         assert_eq!(of_cards, if mode["mode"] == "card" { 12 } else { 0 }, "{mode}");
+        // The floors of threads that poll.
+        let has_floors = mode["mode"] == "card";
+        for floor in stages.iter().map(|stage| &stage["floor"]) {
+            assert_eq!(floor.is_object(), has_floors, "{mode}");
+            assert!(!has_floors || number(&floor["median_ns"]) <= number(&floor["p99_ns"]), "{mode}");
+        }
         let means: f64 = stages.iter().map(|stage| number(&stage["mean_ns"])).sum();
         let whole = number(&mode["traced"]["mean_ns"]);
         assert!(

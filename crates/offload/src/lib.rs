@@ -12,7 +12,7 @@
 //! * `card` runs TCP for an engine on another machine.
 //! * [`status`] is what the engine reports; [`client`] asks for it.
 //! * [`rules`] reads which sockets stay with the kernel; [`toml_error`] explains why a file is not TOML.
-//! * [`trace`] records when messages pass points of an engine.
+//! * [`trace`] records when messages pass points of an engine or a card; [`floors`] measures what each part of the way takes alone.
 //! * [`stepped`] is an engine for tests, with the caller's clock and frames in memory.
 //!
 //! Programs may be hostile. The engine checks every request of a program before use, and limits the memory
@@ -23,6 +23,7 @@ mod card;
 pub mod client;
 mod error;
 pub mod field;
+pub mod floors;
 mod host;
 pub mod rules;
 mod settings;

@@ -2,6 +2,7 @@
 
 mod ends;
 mod engines;
+mod floors;
 mod hops;
 mod kernel_times;
 mod published;
@@ -50,7 +51,8 @@ const FIRST: u32 = 0x6d65_0000;
 #[derive(Args)]
 #[command(after_help = "\
 Each run starts engines and cards as threads of this process, and two programs. Afterwards, engines that sleep as soon as
-they have no work are predicted from the polling ones and from wake-ups measured alone, and measured. With fewer than
+they have no work are predicted from the polling ones and from wake-ups measured alone, and measured. The least work
+of each stage with cards is measured alone, too, as its floor. With fewer than
 five cores (seven with cards), the threads share cores, so the polling engines show the scheduler's time.
 
 Examples:
@@ -120,7 +122,11 @@ impl Trace {
         let lab =
             Lab { clock: Clock::new(), messages: self.messages, cores: self.pins(), folder: Folder::new()? };
         let modes = self.modes.iter().map(|&mode| lab.measure(mode, self.spin));
-        let modes = modes.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut modes = modes.collect::<anyhow::Result<Vec<_>>>()?;
+        // The floors are of threads that poll.
+        for mode in modes.iter_mut().filter(|it| it.mode == Mode::Card && !self.spin.is_zero()) {
+            floors::add_to(mode, &lab.clock, lab.cores, &lab.folder.0)?;
+        }
         let polling = modes.iter().find(|it| it.mode == Mode::Tcp).filter(|_| !self.spin.is_zero());
         let wake_ups = polling.map(|_| hops::measure(lab.cores.map(|cores| cores.ends))).transpose()?;
         let prediction = match polling.zip(wake_ups.as_ref()) {
@@ -233,7 +239,7 @@ impl Lab {
                 // Where a message lacks the end of this stage, its time counts in the next one.
                 split.iter().any(|stages| stages[index].is_some()).then_some(())?;
                 let ticks = split.iter().map(|stages| stages[index].unwrap_or(0)).collect();
-                Some(StageResult { stage, times: Times::of(&self.clock, ticks)? })
+                Some(StageResult { stage, times: Times::of(&self.clock, ticks)?, floor: None })
             })
             .collect();
         let (whole, traced_times) = (times(&whole)?, times(&traced)?);

@@ -47,7 +47,7 @@ pub struct CardSettings {
 
 impl CardSettings {
     /// Returns the settings with which one of the ports is opened.
-    fn of_port(&self, port: &PortSpec, mtu: Option<u16>, faults: Faults) -> Settings {
+    pub(crate) fn of_port(&self, port: &PortSpec, mtu: Option<u16>, faults: Faults) -> Settings {
         Settings {
             port: port.clone(),
             threads: 1,

@@ -115,18 +115,14 @@ impl Engines {
         self.stop.store(true, Ordering::Relaxed);
         let joined = |thread: JoinHandle<_>| thread.join().map_err(|_| anyhow!("an engine has panicked"))?;
         let ended: Vec<_> = self.threads.drain(..).map(joined).collect();
-        // All have ended before the first one is closed, so none warns that its peer is gone.
-        let (mut all_carried, mut outcome) = (true, Ok(()));
-        for ended in ended {
-            match ended {
-                Ok(Ended { part, carried }) => {
-                    all_carried &= carried;
-                    part.close();
-                }
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
-        }
-        outcome.map(|()| all_carried)
+        // All have ended, and are closed at the same time, so none warns that its peer is gone.
+        std::thread::scope(|scope| {
+            ended.into_iter().try_fold(true, |all, ended| {
+                let Ended { part, carried } = ended?;
+                scope.spawn(|| part.close());
+                Ok(all && carried)
+            })
+        })
     }
 }
 
@@ -138,14 +134,14 @@ impl Drop for Engines {
 }
 
 /// Returns the memif port of one side: between the engines, or between their cards.
-fn network(plan: &Plan<'_>, side: usize) -> anyhow::Result<PortSpec> {
+pub fn network(folder: &Path, side: usize) -> anyhow::Result<PortSpec> {
     let (kind, role) = (Kind::Memif.properties().name, ["server", "client"][side]);
-    Ok(parse_port(&format!("{kind}:{},role={role}", plan.folder.join("link").display()))?)
+    Ok(parse_port(&format!("{kind}:{},role={role}", folder.join("link").display()))?)
 }
 
-/// Returns the port between an engine and its card.
-fn to_card(plan: &Plan<'_>, side: usize, role: &str) -> anyhow::Result<PortSpec> {
-    let (kind, socket) = (Kind::Ntb.properties().name, plan.folder.join(format!("card{side}")));
+/// Returns the port between an engine and its card. The card's role is server.
+pub fn to_card(folder: &Path, side: usize, role: &str) -> anyhow::Result<PortSpec> {
+    let (kind, socket) = (Kind::Ntb.properties().name, folder.join(format!("card{side}")));
     Ok(parse_port(&format!("{kind}:{},role={role}", socket.display()))?)
 }
 
@@ -155,8 +151,8 @@ fn mac(side: usize) -> Option<Mac> {
 
 fn card_settings(plan: &Plan<'_>, side: usize) -> anyhow::Result<CardSettings> {
     Ok(CardSettings {
-        port: network(plan, side)?,
-        engine: to_card(plan, side, "server")?,
+        port: network(plan.folder, side)?,
+        engine: to_card(plan.folder, side, "server")?,
         mtu: None,
         mac: mac(side),
         core: plan.card_cores.map(|cores| cores[side]),
@@ -167,7 +163,11 @@ fn card_settings(plan: &Plan<'_>, side: usize) -> anyhow::Result<CardSettings> {
 
 fn settings(plan: &Plan<'_>, engine: usize) -> anyhow::Result<Settings> {
     Ok(Settings {
-        port: if plan.cards { to_card(plan, engine, "client")? } else { network(plan, engine)? },
+        port: if plan.cards {
+            to_card(plan.folder, engine, "client")?
+        } else {
+            network(plan.folder, engine)?
+        },
         threads: 1,
         cores: plan.cores.map(|cores| vec![cores[engine]]).unwrap_or_default(),
         addresses: vec![Prefix { address: ADDRESSES[engine].into(), length: 24 }],

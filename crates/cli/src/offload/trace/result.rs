@@ -1,6 +1,7 @@
 //! The result of `inlane offload trace`.
 
 use clap::ValueEnum;
+use inlane_offload::floors::Measured;
 use inlane_offload::trace::{Stage, Times};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -67,6 +68,20 @@ pub struct StageResult {
     /// The times of the stage.
     #[serde(flatten)]
     pub times: Times,
+    /// The least work of the stage, measured alone between the same cores. Null unless cards run TCP for engines that poll.
+    pub floor: Option<StageFloor>,
+}
+
+/// The least work of a stage, measured alone by threads that only poll, with the same time stamps as in the stage.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct StageFloor {
+    /// What was measured.
+    pub measured: Measured,
+    /// The times of what was measured.
+    #[serde(flatten)]
+    pub times: Times,
+    /// The median of the stage divided by that of the floor. Null if the latter is 0.
+    pub ratio: Option<f64>,
 }
 
 /// The median times of wake-ups: from the beginning of the call that wakes until the woken thread has the bytes.
