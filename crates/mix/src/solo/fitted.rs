@@ -1,7 +1,7 @@
 //! Uses and capacities that were fitted to solo runs.
 
 use super::SoloRuns;
-use crate::observation::Phase;
+use crate::observation::{Observation, Phase};
 use crate::statistics::{self, Estimate};
 use inlane_core::load::{Resource, UseSource};
 use inlane_model::fit::{Ladder, use_below_share};
@@ -185,7 +185,7 @@ fn stated(runs: &SoloRuns, load: usize, resource: &Resource) -> Option<Known> {
         }
         _ if is_time => {
             let phase = Phase::Alone { load };
-            let counted = |observation: &crate::observation::Observation| {
+            let counted = |observation: &Observation| {
                 let rate = &observation.loads[load];
                 let time = rate.on_processor? * of.threads.max(1) as f64;
                 (rate.amount() > 0.0).then(|| time / rate.amount())
@@ -317,15 +317,27 @@ fn fit_use(runs: &SoloRuns, fitted: &mut Fitted, load: usize, at: usize) {
 
 /// Returns the runs of `load` beside `antagonist`, with the share of the antagonist in ascending order.
 fn steps(runs: &SoloRuns, load: usize, antagonist: usize) -> Vec<Step> {
-    let phases = statistics::phases(runs.observations()).into_iter();
-    let of_phase = |phase| match phase {
-        Phase::Beside { load: of, antagonist: beside, share } if of == load && beside == antagonist => {
-            let median = |of| Some(statistics::rate(runs.observations(), phase, of)?.median);
-            Some(Step { share, antagonist: median(antagonist)?, rate: median(load)? })
+    // Predictions fit a hundred selections of a session, so look only once at the observations of other runs.
+    let mut shares: Vec<(f64, Vec<&Observation>)> = Vec::new();
+    for observation in runs.observations() {
+        match observation.phase {
+            Phase::Beside { load: of, antagonist: beside, share } if of == load && beside == antagonist => {
+                match shares.iter_mut().find(|(known, _)| *known == share) {
+                    Some((_, found)) => found.push(observation),
+                    None => shares.push((share, vec![observation])),
+                }
+            }
+            _ => {}
         }
-        _ => None,
+    }
+    let step = |(share, found): (f64, Vec<&Observation>)| {
+        let median = |of: usize| {
+            let amounts = found.iter().filter_map(|observation| Some(observation.loads.get(of)?.amount()));
+            Some(Estimate::of(&amounts.collect::<Vec<_>>())?.median)
+        };
+        Some(Step { share, antagonist: median(antagonist)?, rate: median(load)? })
     };
-    let mut steps: Vec<Step> = phases.filter_map(of_phase).collect();
+    let mut steps: Vec<Step> = shares.into_iter().filter_map(step).collect();
     steps.sort_by(|one, other| one.share.total_cmp(&other.share));
     steps
 }
