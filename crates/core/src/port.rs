@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::packet::{Packet, Pool};
 use crate::stats::LatencyHistogram;
 use crate::verification::Verification;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -105,6 +105,12 @@ pub trait Port: Send {
         false
     }
 
+    /// Returns a channel to the program at the other end of the port's link, if that program runs on this host, supports it, and is
+    /// trusted: it runs as the user of this process or as root. Call this after the port was configured.
+    fn peer_channel(&self) -> Option<Arc<dyn PeerChannel>> {
+        None
+    }
+
     /// Returns the result of checking packets, if the port checks any. Call it after the queues are dropped.
     fn verification(&self) -> Option<Verification> {
         None
@@ -122,6 +128,18 @@ pub trait Port: Send {
         Counters::default()
     }
 }
+
+/// A channel to the program at the other end of a port's link, by which both pass descriptors of memory.
+pub trait PeerChannel: Send + Sync {
+    /// Sends a message with a descriptor. Returns false if the peer accepts none now.
+    fn send(&self, message: &[u8; PEER_MESSAGE], descriptor: BorrowedFd<'_>) -> bool;
+
+    /// Returns the next message that the peer has sent. Does not wait.
+    fn receive(&self) -> Option<([u8; PEER_MESSAGE], OwnedFd)>;
+}
+
+/// The length of a message of a [`PeerChannel`] in bytes.
+pub const PEER_MESSAGE: usize = 64;
 
 /// The receiving end of one queue.
 ///

@@ -12,6 +12,9 @@
 
 use super::doorbell::Doorbell;
 use super::memory::{Memory, RING_HEADER, Ring, SLOT, create, map};
+use inlane_core::port::PEER_MESSAGE;
+#[cfg(doc)]
+use inlane_core::port::PeerChannel;
 use inlane_core::region::Region;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -19,10 +22,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// The length of each message in bytes.
@@ -48,6 +52,8 @@ const ADD_RING: u16 = 5;
 const CONNECT: u16 = 6;
 const CONNECTED: u16 = 7;
 const DISCONNECT: u16 = 8;
+/// A message of a [`PeerChannel`] between two ends that both announce it. The protocol does not have it.
+const BESIDE: u16 = 0x494c;
 
 /// What both ends must agree on.
 #[derive(Clone, Debug)]
@@ -84,6 +90,8 @@ pub(super) struct Agreement {
     pub buffers: u16,
     /// True if the peer accepts TCP segments with partial checksums.
     pub partial_checksums: bool,
+    /// True if the peer accepts messages of a [`PeerChannel`].
+    pub messages: bool,
 }
 
 /// A message with a descriptor.
@@ -125,12 +133,19 @@ impl Message {
     }
 }
 
+/// The most messages of a peer that wait until they are taken. A peer that sends more has its messages ignored.
+const MOST_WAITING: usize = 256;
+
 /// The socket to the peer.
-pub(super) struct Channel(OwnedFd);
+pub(super) struct Channel {
+    socket: OwnedFd,
+    /// The messages of the [`PeerChannel`] that were not taken.
+    waiting: Mutex<VecDeque<([u8; PEER_MESSAGE], OwnedFd)>>,
+}
 
 impl Channel {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self(socket)
+        Self { socket, waiting: Mutex::default() }
     }
 
     fn send(&self, message: &Message, descriptor: Option<BorrowedFd<'_>>) -> Result<(), String> {
@@ -142,7 +157,7 @@ impl Channel {
         }
         // A peer that follows the protocol has at most one unread message.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match sendmsg(&self.0, &[IoSlice::new(&message.bytes)], &mut control, flags) {
+        match sendmsg(&self.socket, &[IoSlice::new(&message.bytes)], &mut control, flags) {
             Ok(MESSAGE) => Ok(()),
             Ok(_) => Err("it accepts only part of a message".into()),
             Err(error) => Err(format!("it accepts no message: {error}")),
@@ -150,7 +165,7 @@ impl Channel {
     }
 
     fn receive(&self, until: Instant) -> Result<Message, String> {
-        if !await_readable(self.0.as_fd(), until)? {
+        if !await_readable(self.socket.as_fd(), until)? {
             return Err("it does not answer".into());
         }
         self.take()?.ok_or_else(|| "it does not answer".into())
@@ -163,7 +178,7 @@ impl Channel {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut parts = [IoSliceMut::new(&mut message.bytes)];
-        let received = match recvmsg(&self.0, &mut parts, &mut control, flags) {
+        let received = match recvmsg(&self.socket, &mut parts, &mut control, flags) {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             received => received.map_err(|error| error.to_string())?,
         };
@@ -208,7 +223,42 @@ impl Channel {
 
     /// Returns true while the peer holds its end and has not disconnected.
     pub(super) fn is_open(&self) -> bool {
-        self.take().is_ok_and(|message| message.is_none_or(|message| message.kind() != DISCONNECT))
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        // A peer that never stops sending must not keep this thread.
+        for _ in 0..MOST_WAITING {
+            match self.take() {
+                Ok(None) => break,
+                Ok(Some(message)) if message.kind() == DISCONNECT => return false,
+                Ok(Some(Message { bytes, descriptor: Some(descriptor) }))
+                    if bytes[..2] == BESIDE.to_ne_bytes() && waiting.len() < MOST_WAITING =>
+                {
+                    let mut message = [0; PEER_MESSAGE];
+                    message.copy_from_slice(&bytes[2..2 + PEER_MESSAGE]);
+                    waiting.push_back((message, descriptor));
+                }
+                Ok(Some(_)) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Sends a message of the [`PeerChannel`]. Returns false if the peer has not taken earlier ones.
+    pub(super) fn send_beside(&self, message: &[u8; PEER_MESSAGE], descriptor: BorrowedFd<'_>) -> bool {
+        self.send(&Message::new(BESIDE).with(2, message), Some(descriptor)).is_ok()
+    }
+
+    /// Returns the next message of the [`PeerChannel`].
+    pub(super) fn take_beside(&self) -> Option<([u8; PEER_MESSAGE], OwnedFd)> {
+        self.is_open();
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Returns true if the peer is trusted: when it connected, it ran as this process's user or as root.
+    pub(super) fn is_trusted(&self) -> bool {
+        let own = rustix::process::geteuid();
+        rustix::net::sockopt::socket_peercred(&self.socket)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
     }
 }
 
@@ -234,8 +284,12 @@ fn name(offer: &Offer) -> [u8; NAME] {
     let text = if offer.partial_checksums { NAME_OF_PARTIAL } else { b"inlane" };
     let mut bytes = [0; NAME];
     bytes[..text.len()].copy_from_slice(text);
+    bytes[NAME - 1] = MESSAGES;
     bytes
 }
+
+/// The last byte of the name of an end that accepts messages of a [`PeerChannel`], behind the name's end.
+const MESSAGES: u8 = 1;
 
 /// Returns true if an end of this name accepts partial checksums.
 fn accepts_partial(name: [u8; NAME]) -> bool {
@@ -301,7 +355,8 @@ pub(super) fn as_client(channel: &Channel, offer: &Offer, until: Instant) -> Res
     channel.expect(CONNECTED, until)?;
     let memory = Arc::new(Memory(vec![region]));
     let partial_checksums = accepts_partial(hello.part(2));
-    Ok(Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums })
+    let messages = hello.bytes[2 + NAME - 1] == MESSAGES;
+    Ok(Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums, messages })
 }
 
 /// Agrees with a client on memory that the client creates.
@@ -390,5 +445,6 @@ fn accept(channel: &Channel, offer: &Offer, until: Instant) -> Result<Agreement,
     channel.send(&Message::new(CONNECTED).with(2, &name(offer)), None)?;
     let memory = Arc::new(Memory(regions));
     let partial_checksums = accepts_partial(init.part(33));
-    Ok(Agreement { memory, to_server, to_client, buffers_at: 0, buffers: 0, partial_checksums })
+    let messages = init.bytes[33 + NAME - 1] == MESSAGES;
+    Ok(Agreement { memory, to_server, to_client, buffers_at: 0, buffers: 0, partial_checksums, messages })
 }

@@ -16,6 +16,7 @@ mod tests;
 use control::{Agreement, Channel, Offer, as_client, as_server, await_readable};
 use doorbell::Doorbell;
 pub(crate) use doorbell::clear_eventfd;
+use inlane_core::port::PeerChannel;
 use inlane_core::{Error, Pool, Port, PortInfo, Result, Rx, Tx};
 use queue::{Buffers, End, MemifRx, MemifTx, Peer};
 use rustix::io::Errno;
@@ -70,6 +71,7 @@ pub struct Memif {
     /// The descriptors by which the peer wakes the receive queues, in their order.
     doorbells: Vec<Arc<Doorbell>>,
     peer_accepts_partial_checksums: bool,
+    peer_channel: Option<Arc<dyn PeerChannel>>,
 }
 
 /// What a transmit queue is created from, apart from its pool.
@@ -95,6 +97,7 @@ impl Memif {
             tx: Vec::new(),
             doorbells: Vec::new(),
             peer_accepts_partial_checksums: false,
+            peer_channel: None,
         }
     }
 
@@ -197,9 +200,12 @@ impl Memif {
 
     /// Creates the queues in the memory on which both ends have agreed.
     fn attach(&mut self, channel: Channel, agreement: Agreement, pools: &[Arc<dyn Pool>]) {
-        let Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums } = agreement;
+        let Agreement { memory, to_server, to_client, buffers_at, buffers, partial_checksums, messages } =
+            agreement;
         self.peer_accepts_partial_checksums = partial_checksums;
         let peer = Arc::new(Peer { name: self.info.name.clone(), channel, ended: OnceLock::new() });
+        let channel = (messages && peer.channel.is_trusted()).then(|| peer.clone());
+        self.peer_channel = channel.map(|peer| peer as Arc<dyn PeerChannel>);
         let size = self.settings.buffer.next_multiple_of(64);
         let (server, client_queues) = (self.settings.server, pools.len() as u32);
         // Ring n of all rings, those to the server first.
@@ -290,6 +296,10 @@ impl Port for Memif {
 
     fn peer_accepts_partial_checksums(&self) -> bool {
         self.peer_accepts_partial_checksums
+    }
+
+    fn peer_channel(&self) -> Option<Arc<dyn PeerChannel>> {
+        self.peer_channel.clone()
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {

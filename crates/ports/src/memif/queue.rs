@@ -8,8 +8,9 @@
 
 use super::control::{Channel, SharedRing};
 use super::memory::{Descriptor, Memory};
-use inlane_core::port::{Counters, Reservation};
+use inlane_core::port::{Counters, PEER_MESSAGE, PeerChannel, Reservation};
 use inlane_core::{Error, Packet, Pool, Result, Rx, Tx};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -57,6 +58,16 @@ impl Peer {
     fn broke(&self, what: &str) {
         self.channel.disconnect(what);
         self.end(&format!("the peer broke the protocol of memif: {what}; update or replace it"));
+    }
+}
+
+impl PeerChannel for Peer {
+    fn send(&self, message: &[u8; PEER_MESSAGE], descriptor: BorrowedFd<'_>) -> bool {
+        self.channel.send_beside(message, descriptor)
+    }
+
+    fn receive(&self) -> Option<([u8; PEER_MESSAGE], OwnedFd)> {
+        self.channel.take_beside()
     }
 }
 
