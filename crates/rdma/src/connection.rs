@@ -2,7 +2,7 @@
 
 use crate::acknowledgment::Acknowledgment;
 use crate::config::{Config, Endpoint};
-use crate::control::{self, CONTROL, Control, Fixed, Grant, MAX_HEADERS, PROBE, RESET};
+use crate::control::{self, CONTROL, Control, Fixed, Grant, MAX_HEADERS, PROBE, RESET, SHARED};
 use crate::counters::Counters;
 use crate::receiver::{Memory, Receiver, Refused};
 use crate::sender::{Packet, Sender};
@@ -47,18 +47,20 @@ pub fn data_headers(opcode: u8) -> Option<usize> {
 /// A reliable connection between two queue pairs.
 #[derive(Debug)]
 pub struct Connection {
-    config: Config,
-    local: Endpoint,
-    remote: Endpoint,
-    sender: Sender,
-    receiver: Receiver,
-    counters: Counters,
-    ended: Option<EndReason>,
+    pub(crate) config: Config,
+    pub(crate) local: Endpoint,
+    pub(crate) remote: Endpoint,
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
+    pub(crate) counters: Counters,
+    pub(crate) ended: Option<EndReason>,
     /// True if a control message must be sent.
-    control: bool,
+    pub(crate) control: bool,
     /// Flags of the next control message.
-    flags: u8,
+    pub(crate) flags: u8,
     acknowledgment: Acknowledgment,
+    /// True if the peer has shared the memory of its receive ring, and the caller does not know yet.
+    pub(crate) shared: bool,
 }
 
 impl Connection {
@@ -84,6 +86,7 @@ impl Connection {
             receiver,
             flags: 0,
             acknowledgment: Acknowledgment::default(),
+            shared: false,
         })
     }
 
@@ -131,6 +134,7 @@ impl Connection {
             self.end(EndReason::Reset, false);
         }
         self.control |= control.fixed.flags & PROBE != 0;
+        self.shared |= control.fixed.flags & SHARED != 0;
     }
 
     fn on_write(&mut self, now: u64, bth: &Bth<&[u8]>, data: &[u8], memory: &mut impl Memory) {
@@ -178,7 +182,7 @@ impl Connection {
         }
     }
 
-    fn end(&mut self, reason: EndReason, tell: bool) {
+    pub(crate) fn end(&mut self, reason: EndReason, tell: bool) {
         if self.ended.is_none() {
             self.ended = Some(reason);
             self.control = tell;

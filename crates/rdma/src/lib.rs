@@ -63,6 +63,7 @@ mod control;
 mod counters;
 mod receiver;
 mod sender;
+mod store;
 
 pub use config::{Config, Endpoint};
 pub use connection::{Connection, EndReason, Transmit, data_headers};

@@ -176,6 +176,17 @@ impl Receiver {
         self.receive(psn, Slot { start, len: data.len() as u32, received: true })
     }
 
+    /// Publishes the next `len` bytes, which the peer has stored. Returns false if it may not, or if packets before them are missing.
+    pub fn store(&mut self, len: u64) -> bool {
+        let end = self.published.saturating_add(len);
+        let allowed = end <= self.granted && !self.has_gap() && self.end.is_none();
+        if allowed {
+            self.published = end;
+            self.drop_used_grants();
+        }
+        allowed
+    }
+
     /// Records the end of the stream, at `index`.
     pub fn end(&mut self, psn: u64, index: u64, counters: &mut Counters) -> Result<(), Refused> {
         let beyond = (self.expected..self.highest)
@@ -201,10 +212,14 @@ impl Receiver {
             self.published += slot.len as u64;
             self.finished |= slot.len == 0;
         }
+        self.drop_used_grants();
+        Ok(())
+    }
+
+    fn drop_used_grants(&mut self) {
         while self.grants.front().is_some_and(|grant| grant.end <= self.published) {
             self.grants.pop_front();
         }
-        Ok(())
     }
 
     /// Returns true if the last packet left a gap, or if a gap is open.

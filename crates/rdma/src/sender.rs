@@ -4,6 +4,7 @@ use crate::config::{Config, INITIAL_SLOTS, MAX_SLOTS};
 use crate::control::{Control, Grant, MAX_GRANTS};
 use crate::{MILLISECOND, earlier, extend};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
@@ -64,6 +65,8 @@ pub struct Sender {
     tail: bool,
     /// True if a probe for memory information is due.
     pub ask: bool,
+    /// True while new data is stored into the peer's memory, and not sent in packets.
+    pub stores: bool,
     pub retransmitted: u64,
     pub retransmitted_bytes: u64,
     pub timeouts: u64,
@@ -104,6 +107,7 @@ impl Sender {
             loss_at: None,
             tail: false,
             ask: false,
+            stores: false,
             retransmitted: 0,
             retransmitted_bytes: 0,
             timeouts: 0,
@@ -132,6 +136,11 @@ impl Sender {
         (base << self.backoff.saturating_sub(LINEAR_TIMEOUTS).min(most)).min(config.max_rto)
     }
 
+    /// Returns true if no packet is unacknowledged.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
     /// Returns true if something waits that only the peer's memory information can release.
     fn blocked(&self) -> bool {
         self.packets.is_empty() && self.written > self.next && self.grants.is_empty()
@@ -139,7 +148,7 @@ impl Sender {
 
     /// Starts the timers if something is in flight or blocked, and stops them otherwise.
     pub fn arm(&mut self, now: u64, config: &Config, restart: bool) {
-        if self.packets.is_empty() && !self.blocked() {
+        if self.packets.is_empty() && !self.blocked() && self.acknowledged == self.next {
             (self.timeout_at, self.probe_at, self.loss_at) = (None, None, None);
             return;
         }
@@ -285,6 +294,41 @@ impl Sender {
         self.arm(now, config, arrived > 0);
     }
 
+    /// Moves the index of the next byte to send.
+    fn advance(&mut self, len: u64) {
+        self.next += len;
+        if self.grants.front().is_some_and(|grant| grant.end == self.next) {
+            self.grants.pop_front();
+        }
+    }
+
+    /// Returns the next bytes to store, or `None` while there are none, or earlier ones are in packets.
+    pub fn storable(&self, most: u64) -> Option<Range<u64>> {
+        let grant = self.grants.front().filter(|_| self.stores && self.packets.is_empty())?;
+        let end = self.written.min(grant.end).min(self.next + most);
+        (end > self.next).then_some(self.next..end)
+    }
+
+    /// Records that the next `len` bytes are in the peer's memory.
+    pub fn on_stored(&mut self, now: u64, len: u64, config: &Config) {
+        self.advance(len);
+        self.arm(now, config, false);
+    }
+
+    /// Records that the peer has taken note of the stored bytes before `index`. Returns false if bytes before it were not
+    /// sent.
+    pub fn on_noted(&mut self, now: u64, index: u64, config: &Config) -> bool {
+        if index > self.next {
+            return false;
+        }
+        // While packets are in flight, only their acknowledgments count.
+        if index > self.acknowledged && self.packets.is_empty() {
+            (self.acknowledged, self.silent, self.answered, self.backoff) = (index, 0, true, 0);
+            self.arm(now, config, true);
+        }
+        true
+    }
+
     pub fn acknowledge_all(&mut self, now: u64, config: &Config) {
         self.first += self.packets.len() as u64;
         self.packets.clear();
@@ -385,7 +429,7 @@ impl Sender {
         if self.lost > 0 {
             return self.packets.iter().position(|packet| packet.progress == Progress::Lost);
         }
-        if self.packets.len() as u64 >= self.slots {
+        if self.stores || self.packets.len() as u64 >= self.slots {
             return None;
         }
         let (len, key) = match self.grants.front() {
@@ -406,10 +450,7 @@ impl Sender {
             again: false,
         };
         self.end_sent |= len == 0;
-        self.next += len as u64;
-        if self.grants.front().is_some_and(|grant| grant.end == self.next) {
-            self.grants.pop_front();
-        }
+        self.advance(len as u64);
         self.packets.push_back(packet);
         Some(self.packets.len() - 1)
     }
