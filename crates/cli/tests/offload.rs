@@ -20,6 +20,7 @@ mod joined;
 mod musl;
 mod rdma;
 mod restart;
+mod stores;
 mod threads;
 
 use std::io::{Read, Write};

@@ -62,8 +62,11 @@ pub enum Transport {
     /// TCP.
     #[default]
     Tcp,
-    /// RDMA (RoCEv2), if the peer's engine has this setting, too. Otherwise TCP.
+    /// RDMA (RoCEv2), if the peer's engine uses RDMA, too. Otherwise TCP. An engine that shares memory with the peer's engine
+    /// stores data there in place of packets.
     Rdma,
+    /// As `Rdma`, but all data is sent in packets.
+    RdmaPackets,
 }
 
 impl Settings {
@@ -73,6 +76,11 @@ impl Settings {
     pub const MAX_SOCKETS: usize = 1 << 20;
     /// The most threads.
     pub const MAX_THREADS: u16 = 64;
+
+    /// Returns true if data may be stored into the memory of the peer's engine. Faults need packets.
+    pub(crate) fn stores(&self) -> bool {
+        self.transport == Transport::Rdma && self.faults.are_none()
+    }
     /// The largest IP packet if the settings name none: that of an Ethernet link.
     const DEFAULT_MTU: u16 = 1500;
     /// The largest IP packet with a TCP segment on a port that carries frames of any size, if the settings name none. Larger segments
@@ -108,7 +116,7 @@ impl Settings {
         if !(1..=most).contains(&self.threads) {
             return wrong(field::THREADS.with(self.threads).into(), format!("give 1 to {most}"));
         }
-        if self.card && (self.threads > 1 || self.transport == Transport::Rdma) {
+        if self.card && (self.threads > 1 || self.transport != Transport::Tcp) {
             let why = "the card runs all connections over TCP; give one thread, and the transport TCP";
             return wrong(field::CARD.into(), why.into());
         }

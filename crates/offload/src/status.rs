@@ -189,6 +189,9 @@ pub struct SocketStatus {
     pub transport: Option<String>,
     /// Why TCP carries the data. Null if RDMA does, or if the engine does not offer RDMA.
     pub transport_reason: Option<String>,
+    /// Why the peer's engine sends the data by RDMA in packets. Null if it stores the data into this engine's memory, or if RDMA does not
+    /// carry the data.
+    pub packets_reason: Option<String>,
     /// The congestion window. Null unless the socket is a TCP connection.
     pub congestion_window_bytes: Option<u64>,
     /// The smoothed round-trip time. Null if none was measured.

@@ -86,7 +86,8 @@ pub struct Serve {
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = count::<usize>(1, 1 << 20))]
     sockets: usize,
     /// What carries the data of connections to other engines. rdma sends RoCEv2 packets (UDP port 4791) that the peer's engine
-    /// places at once, in any order. It needs this setting on both engines; otherwise TCP carries the data
+    /// places at once, in any order. It needs this setting on both engines; otherwise TCP carries the data. Over memif, an engine
+    /// stores data directly into the memory of a peer of the same user; rdma-packets always sends packets
     #[arg(long, value_enum, default_value_t = Transport::Tcp)]
     transport: Transport,
     /// The port leads to a card, on which 'inlane offload card' runs. The card runs TCP for the engine, and passes all other
@@ -114,6 +115,7 @@ pub struct Serve {
 enum Transport {
     Tcp,
     Rdma,
+    RdmaPackets,
 }
 
 impl From<Transport> for inlane_offload::Transport {
@@ -121,6 +123,7 @@ impl From<Transport> for inlane_offload::Transport {
         match transport {
             Transport::Tcp => Self::Tcp,
             Transport::Rdma => Self::Rdma,
+            Transport::RdmaPackets => Self::RdmaPackets,
         }
     }
 }

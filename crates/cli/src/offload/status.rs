@@ -135,11 +135,12 @@ pub(super) fn totals(out: &mut dyn Write, engine: &EngineStatus) -> io::Result<(
     if let Some(rdma) = &engine.rdma {
         writeln!(
             out,
-            "RDMA: {} connections, {} returned to TCP; {} placed into receive rings, {} of all received bytes; {} packets refused",
+            "RDMA: {} connections, {} returned to TCP; {} placed into receive rings by packets and {} by stores, {} of all received bytes; {} packets refused",
             rdma.connections,
             rdma.returned,
             units::bytes(rdma.placed_bytes),
-            share_of(rdma.placed_bytes, counters.received_bytes),
+            units::bytes(rdma.stored_bytes),
+            share_of(rdma.placed_bytes + rdma.stored_bytes, counters.received_bytes),
             rdma.refused(),
         )?;
     }

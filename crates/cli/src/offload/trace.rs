@@ -271,7 +271,8 @@ impl Lab {
         let transport = match mode {
             Mode::Kernel => return self.exchange(Ipv4Addr::LOCALHOST, None, traced),
             Mode::Tcp | Mode::Card => Transport::Tcp,
-            Mode::Rdma => Transport::Rdma,
+            // The stages are those of a message in a packet.
+            Mode::Rdma => Transport::RdmaPackets,
         };
         let cards = mode == Mode::Card;
         let places: &[Place] = if cards { &Place::WITH_CARDS } else { &Place::ENGINES };

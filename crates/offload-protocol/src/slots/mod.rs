@@ -79,7 +79,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-pub use slot::{Area, Header, MOST_THREADS, Slot};
+pub use slot::{Area, Header, MOST_THREADS, PeerWords, Slot};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

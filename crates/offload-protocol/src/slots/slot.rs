@@ -99,6 +99,22 @@ pub struct Header {
     pub sleeper: AtomicU32,
 }
 
+/// The words by which a second engine on this host stores bytes into the receive ring of a slot. They follow the header.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct PeerWords {
+    /// A word of [`SendRing`], in which the second engine claims the receive ring for a store. It counts the stored bytes. The engine
+    /// of the slot opens and closes it.
+    pub stores: Line,
+    /// The index up to which the engine of the slot has received the stream. Only that engine writes it.
+    pub noted: Line,
+}
+
+/// The offset of the [`PeerWords`] from the start of a slot, in bytes.
+const PEER_WORDS: usize = 2048;
+
+const _: () = assert!(size_of::<Header>() <= PEER_WORDS && PEER_WORDS + size_of::<PeerWords>() <= HEADER);
+
 /// The length of a slot's header, and the offset of the send ring from the start of a slot, in bytes.
 const HEADER: usize = 4096;
 
@@ -260,6 +276,19 @@ impl Slot {
         // begins with its header. The header consists of atomics, which are valid for any bytes and may be
         // shared with other processes.
         unsafe { self.0.cast().as_ref() }
+    }
+
+    /// Returns the words for stores of a second engine.
+    #[inline]
+    pub fn peer(&self) -> &PeerWords {
+        // SAFETY: the words lie in the page of the header. Otherwise as for `header`.
+        unsafe { self.0.add(PEER_WORDS).cast().as_ref() }
+    }
+
+    /// Returns the ring's word for stores of a second engine.
+    #[inline]
+    pub fn stores(&self) -> SendRing<'_, AtomicU64> {
+        SendRing(&self.peer().stores.0)
     }
 
     /// Returns the send ring.

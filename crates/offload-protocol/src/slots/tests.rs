@@ -254,6 +254,47 @@ fn model_a_thread_whose_ring_is_closed_sends_its_bytes_through_the_pair_once() {
     });
 }
 
+/// A second engine stores bytes into the receive ring, and sends those that it cannot store in packets. The engine of the slot
+/// processes stored bytes before each packet, and closes the ring meanwhile, unless a store is under way.
+#[test]
+fn model_a_second_engine_stores_each_byte_or_sends_it_in_a_packet() {
+    model(3, || {
+        let sending = Sending::new();
+        let second = {
+            let sending = sending.clone();
+            loom::thread::spawn(move || {
+                let mut closed = false;
+                for byte in 1..=2 {
+                    let stores = SendRing(&sending.word);
+                    if let Some(claim) = stores.claim().filter(|_| !closed) {
+                        // SAFETY: loom fails the test if another thread accesses the byte.
+                        sending.ring[claim.index as usize].with_mut(|to| unsafe { *to = byte });
+                        assert!(stores.commit(claim, 1), "a ring is not closed during a store");
+                    } else {
+                        closed = true;
+                        sending.write(byte);
+                    }
+                }
+            })
+        };
+        let mut received = Vec::new();
+        let stores = SendRing(&sending.word);
+        sending.collect(stores.committed(), &mut received);
+        let closed = stores.close();
+        if let Ok(index) = closed {
+            sending.collect(index, &mut received);
+            // SAFETY: loom fails the test if the second engine still writes here.
+            sending.ring[index as usize].with_mut(|reused| unsafe { *reused = 9 });
+        }
+        second.join().unwrap();
+        if closed.is_err() {
+            sending.collect(stores.committed(), &mut received);
+        }
+        received.append(&mut sending.pair.lock().unwrap());
+        assert_eq!(received, [1, 2]);
+    });
+}
+
 /// The engine falls asleep while the program sends. From then on, only bytes in the pair wake it.
 #[test]
 fn model_no_byte_waits_in_the_ring_of_an_engine_that_sleeps() {

@@ -33,6 +33,8 @@ pub struct SharedArea {
     keys: [AtomicU64; SLOTS],
     /// The number of connections in a row that got a slot from the start and did not use it.
     unused_in_row: AtomicU32,
+    /// The memory's descriptor, if a peer's engine may get it.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: this value owns the mapping. The memory is accessed only by atomics and by copies.
@@ -60,9 +62,23 @@ impl SharedArea {
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let keys = [const { AtomicU64::new(0) }; SLOTS];
         let (used, unused_in_row) = (AtomicU64::new(0), AtomicU32::new(0));
-        let area = Self { start, ring, len, process, user, used, keys, unused_in_row };
+        let area = Self { start, ring, len, process, user, used, keys, unused_in_row, file: None };
         area.area().initialise();
         Ok((area, file))
+    }
+
+    /// Keeps a duplicate of the memory's descriptor.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn keep_file(&mut self, file: &OwnedFd) -> io::Result<()> {
+        self.file = Some(file.try_clone()?);
+        Ok(())
+    }
+
+    /// Returns the memory's descriptor, if it was kept.
+    pub fn file(&self) -> Option<&OwnedFd> {
+        self.file.as_ref()
     }
 
     /// Returns the length of each ring in bytes.

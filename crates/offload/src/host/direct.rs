@@ -59,7 +59,7 @@ pub struct Direct {
     index: usize,
     slot: Slot,
     /// Makes a thread of the engine look at the doorbell of the area.
-    _polled: Polled,
+    polled: Polled,
     /// The index up to which the engine has taken note of committed bytes.
     collected: u64,
     /// When the engine first saw that a thread of the program writes to the send ring, in nanoseconds. `None` if it does not.
@@ -101,6 +101,8 @@ pub struct Direct {
     untried: bool,
     /// True if the connection is in the engine's list of connections with bytes in the receive ring.
     pub listed: bool,
+    /// True if the engine has tried to let the peer's engine store into the receive ring.
+    pub offered: bool,
     /// The number of bytes that the program has sent through shared memory.
     pub sent: u64,
     /// The number of bytes that the program has received through shared memory.
@@ -137,13 +139,14 @@ impl Direct {
         header.device.store(device, Ordering::Relaxed);
         slot.pair().reset(from_start);
         slot.send().open(written);
+        let _ = slot.stores().close_by_force();
         header.inode.store(inode, Ordering::Release);
         area.area().inode(index).store(inode, Ordering::Release);
         Some(Self {
             area,
             index,
             slot,
-            _polled: polled,
+            polled,
             collected: written,
             claimed_since: None,
             closed: false,
@@ -163,6 +166,7 @@ impl Direct {
             arrived_at: 0,
             untried: from_start,
             listed: false,
+            offered: false,
             sent: 0,
             received: 0,
         })
@@ -179,8 +183,12 @@ impl Direct {
         Arc::ptr_eq(&self.area, area) && self.index == index
     }
 
-    /// Returns the slot of shared memory, for tests that act as the program.
-    #[cfg(test)]
+    /// Returns the thread whose doorbell the program rings.
+    pub fn thread(&self) -> usize {
+        self.polled.thread()
+    }
+
+    /// Returns the slot of shared memory.
     pub fn slot(&self) -> Slot {
         self.slot
     }
@@ -508,9 +516,11 @@ impl Drop for Direct {
         self.slot.header().inode.store(0, Ordering::Relaxed);
         self.wake_sleepers();
         self.slot.receive().close();
-        // If a thread has the claim, never use the slot of shared memory again, because the thread may still write.
+        // If a thread has the claim, never use the slot of shared memory again, because the thread may still write. The same holds for
+        // the peer's engine.
+        let stored = self.slot.stores().close().is_err();
         match self.slot.send().close() {
-            Ok(_) if !self.abandoned => self.area.release(self.index, self.moved() > KEPT),
+            Ok(_) if !self.abandoned && !stored => self.area.release(self.index, self.moved() > KEPT),
             Ok(_) => {}
             Err(_) => drop(self.slot.send().close_by_force()),
         }

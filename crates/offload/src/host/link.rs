@@ -7,7 +7,7 @@ use crate::settings::Settings;
 use crate::stack::network::{Network, NetworkConfig};
 use crate::trace::{Recorder, TracedRx, TracedTx};
 use inlane_core::clock::Clock;
-use inlane_core::port::{Port, PortInfo, Rx, Tx};
+use inlane_core::port::{PeerChannel, Port, PortInfo, Rx, Tx};
 use inlane_core::secret::without_secret;
 use inlane_offload_protocol::rules::Prefix;
 use inlane_ports::open::OpenRequest;
@@ -131,6 +131,11 @@ impl Link {
     /// Returns the port's properties.
     pub fn info(&self) -> &PortInfo {
         &self.info
+    }
+
+    /// Returns the channel to the engine at the other end of the port's link. Only the first thread's link has it.
+    pub fn peer_channel(&self) -> Option<Arc<dyn PeerChannel>> {
+        self.port.as_ref()?.peer_channel()
     }
 
     /// Returns the descriptors that become readable when packets arrive. If there are none, the port must be

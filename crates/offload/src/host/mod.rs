@@ -29,6 +29,7 @@ mod option_request;
 mod options;
 pub mod pair;
 mod pass;
+mod peer;
 mod permits;
 mod report;
 mod request;

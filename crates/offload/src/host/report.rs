@@ -4,6 +4,7 @@
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
 use super::pair;
+use super::peer::packets_reason;
 use super::request::{Refusal, Reply};
 use super::shared::Task;
 use super::socket::{Pair, Socket, StreamPair};
@@ -183,6 +184,10 @@ impl Engine {
             run_by: "engine".into(),
             transport: transport.map(|(name, _)| name.to_owned()),
             transport_reason: transport.and_then(|(_, reason)| reason).map(str::to_owned),
+            packets_reason: stream.and_then(|stream| {
+                let direct = stream_pair(socket).and_then(|pair| pair.direct.as_deref());
+                packets_reason(stream, direct, self.slots.peer.is_some()).map(str::to_owned)
+            }),
             congestion_window_bytes: stream.map(Stream::congestion_window),
             rtt_ns: stream.and_then(Stream::smoothed_rtt),
             received_bytes: received,

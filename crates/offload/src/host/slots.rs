@@ -7,6 +7,7 @@ use super::control::{Client, Request};
 use super::direct::Direct;
 use super::memory::allocate_ring;
 use super::open::is_trusted;
+use super::peer::PeerMemory;
 use super::request::{Refusal, Reply};
 use super::socket::{Attachment, Pair, Socket, Stack};
 use crate::lock;
@@ -68,13 +69,15 @@ pub(super) struct Slots {
     beat_at: u64,
     /// The shared areas of all threads.
     areas: Arc<Mutex<Vec<Weak<SharedArea>>>>,
+    /// The channel to the peer's engine, if data may be stored into its memory.
+    pub peer: Option<Arc<PeerMemory>>,
 }
 
 impl Slots {
     /// Returns the empty lists of another thread of the engine. The list of areas is shared, because the limits count the areas
     /// of all threads.
     pub fn share(&self) -> Self {
-        Self { areas: self.areas.clone(), ..Self::default() }
+        Self { areas: self.areas.clone(), peer: self.peer.clone(), ..Self::default() }
     }
 
     /// Returns the area in the list of polled ones, after it was added if necessary.
@@ -241,11 +244,13 @@ impl Engine {
         if let (Some(direct), Some(send), Some(receive)) =
             (&mut pair.direct, allocate_ring(capacity), allocate_ring(capacity))
             && direct.uncollected() == 0
+            && stream.close_stores(now)
             && direct.close()
         {
             stream.replace_rings([send, receive].map(ByteRing::new));
             pair.direct_before += direct.moved();
             pair.direct = None;
+            self.stack.touch(key);
         }
     }
 
@@ -269,7 +274,10 @@ impl Engine {
         if !has_share(request.user, of_user.count(), areas.len(), MOST_AREAS) {
             return Err(Refusal::Errno(libc::ENOBUFS));
         }
-        let (area, file) = SharedArea::new(request.process, request.user, self.settings.buffer)?;
+        let (mut area, file) = SharedArea::new(request.process, request.user, self.settings.buffer)?;
+        if self.slots.peer.is_some() {
+            area.keep_file(&file)?;
+        }
         let area = Arc::new(area);
         areas.push(Arc::downgrade(&area));
         *own = Some(area.clone());
@@ -304,7 +312,7 @@ impl Engine {
             }
         }
         let mut worked = false;
-        let Slots { polled, receiving, .. } = &mut self.slots;
+        let Slots { polled, receiving, peer, .. } = &mut self.slots;
         for polled in polled {
             let mut rung = polled.area().area().doorbell(polled.thread()).answer();
             worked |= rung != 0;
@@ -314,22 +322,34 @@ impl Engine {
                 let key = polled.area().key(index);
                 let here = |direct: &mut Direct| direct.is_at(polled.area(), index);
                 // A hostile program may set any bit.
-                if direct_of(&mut self.stack, key).is_some_and(here) {
+                let Some(direct) = direct_of(&mut self.stack, key) else { continue };
+                if here(direct) {
+                    if direct.offered {
+                        self.stack.process_stores(now, key);
+                    }
                     self.stack.touch(key);
                 }
             }
         }
+        let shares = all && peer.is_some();
+        let mut unoffered = None;
         let all = all || receiving.len() <= FEW;
         receiving.retain(|&key| {
             let Some(direct) = direct_of(&mut self.stack, key) else { return false };
             direct.listed = direct.has_untaken();
             let listed = direct.listed;
+            if shares && !direct.offered {
+                unoffered = Some(key);
+            }
             if direct.has_receive_work(now, all) {
                 worked = true;
                 self.stack.touch(key);
             }
             listed
         });
+        if shares {
+            self.share_rings(now, unoffered);
+        }
         worked
     }
 

@@ -4,6 +4,7 @@ use super::closer::Closer;
 use super::control::Control;
 use super::link::{Link, check_interface};
 use super::memory::allocate_ring;
+use super::peer::PeerMemory;
 use super::shared::Shared;
 use super::socket::Stack;
 use super::{Engine, random_bytes};
@@ -71,7 +72,10 @@ impl Threads {
         let closer = Closer::new(settings.threads.into());
         let mut engines: Vec<Engine> = Vec::new();
         for ((thread, link), control) in links.into_iter().enumerate().zip(controls) {
-            let slots = engines.first().map(|first| first.slots.share()).unwrap_or_default();
+            let mut slots = engines.first().map(|first| first.slots.share()).unwrap_or_default();
+            if let Some(channel) = link.0.peer_channel().filter(|_| settings.stores()) {
+                slots.peer = Some(PeerMemory::new(channel, u64::from_ne_bytes(random_bytes()?)));
+            }
             let config = StackConfig {
                 thread,
                 owners: shared.as_ref().map(|shared| shared.owners.clone()),
@@ -79,7 +83,7 @@ impl Threads {
                 allocate: allocate_ring,
                 secrets: secrets.clone(),
                 seed: u64::from_ne_bytes(random_bytes()?),
-                rdma: settings.transport == Transport::Rdma,
+                rdma: settings.transport != Transport::Tcp,
             };
             let (link, network) = link;
             let mut stack = Stack::new(clock.now_ns(), config, network);

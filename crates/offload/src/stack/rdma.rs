@@ -5,6 +5,7 @@
 
 mod input;
 mod packet;
+mod store;
 
 use super::Stack;
 use super::arena::Key;
@@ -21,6 +22,7 @@ use inlane_wire::{roce, udp};
 pub(super) use input::is_roce;
 use packet::Outgoing;
 use std::collections::HashMap;
+pub use store::{OwnRing, PeerRing};
 
 /// The bytes that a peer may write before it has memory information. Each receive ring has more.
 const FIRST_GRANT: u32 = 2048;
@@ -94,6 +96,10 @@ pub struct Carrier {
     pub connection: Connection,
     /// Memory for the headers of the next packet.
     headers: [u8; MAX_HEADERS],
+    /// The slot into whose receive ring the peer's engine may store.
+    own: Option<OwnRing>,
+    /// The memory of the peer's receive ring, into which data is stored.
+    peer: Option<PeerRing>,
 }
 
 /// Counters of RDMA since the engine started.
@@ -107,6 +113,8 @@ pub struct RdmaCounters {
     pub returned: u64,
     /// Bytes that RDMA packets have placed into receive rings.
     pub placed_bytes: u64,
+    /// Bytes that the peer's engine on the same host has stored into receive rings.
+    pub stored_bytes: u64,
     /// Data packets sent again.
     pub retransmitted: u64,
     /// Bytes in data packets sent again.
@@ -123,7 +131,7 @@ pub struct RdmaCounters {
     pub refused_psn: u64,
     /// Received packets whose key is not valid, or not any more.
     pub refused_key: u64,
-    /// Received packets for bytes that their key does not cover.
+    /// Received packets for bytes that their key does not cover, and wrong words of memory that two engines share.
     pub refused_range: u64,
     /// Received control messages with a wrong token or impossible contents.
     pub refused_control: u64,
@@ -142,6 +150,7 @@ impl RdmaCounters {
     /// Adds the counters of a connection.
     pub fn add(&mut self, counters: &Counters) {
         self.placed_bytes += counters.placed_ring;
+        self.stored_bytes += counters.stored;
         self.retransmitted += counters.retransmitted;
         self.retransmitted_bytes += counters.retransmitted_bytes;
         self.timeouts += counters.timeouts;
@@ -162,6 +171,7 @@ impl std::ops::AddAssign for RdmaCounters {
         self.refused_icrc += other.refused_icrc;
         self.add(&Counters {
             placed_ring: other.placed_bytes,
+            stored: other.stored_bytes,
             retransmitted: other.retransmitted,
             retransmitted_bytes: other.retransmitted_bytes,
             timeouts: other.timeouts,
@@ -180,6 +190,8 @@ impl std::ops::AddAssign for RdmaCounters {
 #[derive(Default)]
 pub struct QueuePairs {
     keys: HashMap<u32, Key>,
+    /// The connections whose peers have shared their receive rings.
+    shared: Vec<Key>,
     /// The counters of removed connections, and those of the stack.
     pub counters: RdmaCounters,
 }
@@ -219,7 +231,12 @@ impl Stream {
         let Ok(mut connection) = Connection::new(&config, local, remote, secret) else { return };
         connection.set_receive_capacity(self.window.bytes());
         self.connection.begin_carried();
-        self.transport = Transport::Rdma(Box::new(Carrier { connection, headers: [0; MAX_HEADERS] }));
+        self.transport = Transport::Rdma(Box::new(Carrier {
+            connection,
+            headers: [0; MAX_HEADERS],
+            own: None,
+            peer: None,
+        }));
     }
 
     /// Returns the RDMA connection, if RDMA carries the data.
@@ -258,6 +275,10 @@ impl Stream {
 
     /// Lets TCP carry the data again. Does nothing if it does already.
     fn return_to_tcp(&mut self, now: u64, reason: Reason) {
+        if !self.close_stores(now) {
+            // The peer may have been stopped during a store, whose bytes would be lost.
+            self.connection.abort();
+        }
         if let Transport::Rdma(carrier) = &self.transport {
             self.carried.add(&carrier.connection.counters());
             self.carried.returned += 1;
@@ -270,6 +291,7 @@ impl Stream {
     pub(super) fn on_timer(&mut self, now: u64) -> Events {
         let events = self.connection.on_timer(now);
         let Transport::Rdma(carrier) = &mut self.transport else { return events };
+        carrier.look_at_noted(now);
         let timeouts = carrier.connection.counters().timeouts;
         carrier.connection.on_timer(now);
         if carrier.connection.counters().timeouts > timeouts && !carrier.connection.is_answered() {
@@ -315,7 +337,7 @@ impl Stream {
     /// Sends RDMA packets until there are none or the link is congested. Returns true if the link was congested.
     pub(super) fn transmit_carried(&mut self, now: u64, network: &mut Network) -> bool {
         let Transport::Rdma(carrier) = &mut self.transport else { return false };
-        let Carrier { connection: rdma, headers, .. } = &mut **carrier;
+        let rdma = &mut carrier.connection;
         if self.connection.state() == State::Closed {
             // After a reset by the peer, it has nothing to be told.
             if !matches!(self.connection.reason(), Some(Aborted | TimedOut)) {
@@ -326,7 +348,9 @@ impl Stream {
             let written = rdma.set_written(now, self.written.max(rdma.acknowledged()));
             let consumed = rdma.set_consumed(self.delivered.min(rdma.received()));
             debug_assert!(written.is_ok() && consumed.is_ok(), "{written:?}, {consumed:?}");
+            carrier.store(now, &self.send);
         }
+        let Carrier { connection: rdma, headers, .. } = &mut **carrier;
         let (local, remote) = (self.flow.local, self.flow.remote);
         let source_port = FIRST_SOURCE_PORT | local.port() ^ remote.port();
         while !network.is_congested() {

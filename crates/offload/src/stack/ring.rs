@@ -110,11 +110,20 @@ impl ByteRing {
         }
     }
 
-    /// Copies the bytes of `range` from `from`, a ring of the same capacity, to the same indices.
+    /// Copies the bytes of `range` from `from` to the same indices.
+    ///
+    /// # Panics
+    /// If the range is longer than one of the rings.
     pub fn copy_from(&mut self, from: &Self, range: Range<u64>) {
-        for (to, from) in self.spans(range.clone()).into_iter().zip(from.spans(range)) {
-            // SAFETY: the rings have the same capacity, so the spans have the same lengths. They lie within the rings.
-            unsafe { to.start.copy_from_nonoverlapping(from.start, from.len.min(to.len)) };
+        let mut index = range.start;
+        for Span { start, len } in from.spans(range) {
+            let [first, second] = self.spans(index..index + len as u64);
+            // SAFETY: the spans lie within the rings, and both parts together have the bytes of the span. The rings differ.
+            unsafe {
+                first.start.copy_from_nonoverlapping(start, first.len);
+                second.start.copy_from_nonoverlapping(start.add(first.len), second.len);
+            }
+            index += len as u64;
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Stack;
 use super::arena::Key;
 use super::network::{Network, Route};
 use super::options::SocketOptions;
-use super::rdma::{RdmaCounters, Reason, Transport};
+use super::rdma::{Carrier, RdmaCounters, Reason, Transport};
 use super::receive_window::ReceiveWindow;
 use super::ring::{ByteRing, Span};
 use super::segment::Outgoing;
@@ -141,7 +141,7 @@ impl Stream {
             return None;
         }
         let tcp = self.connection.next_deadline();
-        match self.carrier().and_then(|carrier| carrier.connection.next_deadline()) {
+        match self.carrier().and_then(Carrier::next_deadline) {
             Some(rdma) => Some(tcp.map_or(rdma, |tcp| tcp.min(rdma))),
             None => tcp,
         }
@@ -325,7 +325,9 @@ impl<A> Stack<A> {
     #[inline]
     pub fn on_stream_segment(&mut self, now: u64, key: Key, segment: &Segment<'_>) {
         let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) else { return };
-        let events = stream.connection.on_segment(now, segment, &mut stream.receive);
+        // The segment may be a reset or the end, which follow the stored bytes.
+        let stored = stream.process_stores(now);
+        let events = stored | stream.connection.on_segment(now, segment, &mut stream.receive);
         if stream.connection.is_reassembling() {
             stream.window.share(self.flows.len());
         }

@@ -49,7 +49,11 @@ impl<A> Stack<A> {
             return Outcome::Done;
         }
         let body = body.unwrap_or_default();
+        carrier.process_stores();
         carrier.connection.on_packet(now, body, &mut stream.receive);
+        if carrier.connection.take_shared() {
+            pairs.shared.push(key);
+        }
         let events = stream.follow(now);
         self.after_events(now, key, events);
         Outcome::Done
@@ -69,7 +73,7 @@ impl<A> Stack<A> {
         address: *const u8,
         len: usize,
     ) -> bool {
-        let Some(pairs) = self.queue_pairs.as_ref().filter(|_| self.network.accepts_missing_icrc()) else {
+        let Some(pairs) = self.queue_pairs.as_mut().filter(|_| self.network.accepts_missing_icrc()) else {
             return false;
         };
         let Some(DatagramHeaders { source, destination, payload }) = DatagramHeaders::parse(head, roce::PORT)
@@ -107,7 +111,11 @@ impl<A> Stack<A> {
         // SAFETY: the range lies within the frame. The sender may change these bytes meanwhile. They are only copied, so a change
         // has the effect of other bytes sent.
         let data = unsafe { std::slice::from_raw_parts(address.add(data), end - data) };
+        carrier.process_stores();
         carrier.connection.on_split_packet(now, headers, data, &mut stream.receive);
+        if carrier.connection.take_shared() {
+            pairs.shared.push(key);
+        }
         let events = stream.follow(now);
         let counters = &mut self.network.counters;
         counters.received_packets += 1;

@@ -1,6 +1,7 @@
 //! Connections whose data RDMA carries.
 
 mod in_place;
+mod stores;
 
 use super::*;
 use crate::stack::rdma::RdmaCounters;

@@ -1,0 +1,116 @@
+//! Two engines on one host that store data into each other's memory.
+
+use super::joined::Joined;
+use super::{ENGINE, Running, must};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CLIENTS: [&str; 15] = [
+    "mixed",
+    "threads",
+    "forked",
+    "spawned",
+    "passed",
+    "killed",
+    "reads",
+    "reused",
+    "interrupted",
+    "ended",
+    "waits",
+    "signalled",
+    "limited",
+    "events",
+    "crowded",
+];
+
+/// Starts a server on engine 0.
+fn serve(joined: &Joined, port: &str) -> Running {
+    let mut server = program(joined, 0, ["serve", port]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    Running(server)
+}
+
+/// Returns the command of a program on an engine.
+fn program(joined: &Joined, side: usize, arguments: [&str; 2]) -> Command {
+    let mut command = joined.offloaded(side);
+    command.args(["-c", super::direct::PEER]).args(arguments).env("INLANE_TEST_ADDRESS", ENGINE);
+    command
+}
+
+/// Runs all programs for shared memory between two engines. Returns the states of the engines.
+fn run_programs(threads: usize, flags: &[&str]) -> Option<[serde_json::Value; 2]> {
+    let joined = Joined::start("memif", threads, flags)?;
+    for (index, client) in CLIENTS.iter().enumerate() {
+        let port = (5000 + index).to_string();
+        let _server = serve(&joined, &port);
+        let said = must(&mut program(&joined, 1, [client, &port]));
+        assert_eq!(String::from_utf8_lossy(&said), "all right\n", "{client}");
+    }
+    Some([0, 1].map(|side| joined.status_of(side)))
+}
+
+fn count(status: &serde_json::Value, name: &str) -> u64 {
+    status["rdma"][name].as_u64().unwrap()
+}
+
+const RDMA: [&str; 4] = ["--transport", "rdma", "--spin", "300us"];
+
+#[test]
+fn programs_use_memory_of_the_peers_engine_as_they_use_packets() {
+    let Some(statuses) = run_programs(1, &RDMA) else { return };
+    for status in statuses {
+        let all = status["connections"]["received_bytes"].as_u64().unwrap();
+        assert!(count(&status, "stored_bytes") > all / 2, "{status}");
+        assert_eq!(count(&status, "stored_bytes") + count(&status, "placed_bytes"), all, "{status}");
+        assert_eq!(count(&status, "returned") + count(&status, "refused_range"), 0, "{status}");
+    }
+}
+
+#[test]
+fn engines_with_two_threads_store_and_an_engine_can_refuse() {
+    for transport in ["rdma", "rdma-packets"] {
+        let Some(joined) = Joined::start("memif", 2, &["--transport", transport, "--spin", "300us"]) else {
+            return;
+        };
+        let _server = serve(&joined, "5000");
+        let said = must(&mut program(&joined, 1, ["mixed", "5000"]));
+        assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+        let statuses = [0, 1].map(|side| joined.status_of(side));
+        let stored = statuses.each_ref().map(|status| count(status, "stored_bytes"));
+        assert_eq!(stored.map(|bytes| bytes > 0), [transport == "rdma"; 2], "{statuses:?}");
+    }
+}
+
+/// A stopped engine delays the bytes. Those of a killed one end with it.
+#[test]
+fn connections_outlive_stops_of_an_engine_and_end_with_it() {
+    let Some(mut joined) = Joined::start("memif", 1, &RDMA) else { return };
+    let _server = serve(&joined, "5000");
+    let mut client = program(&joined, 1, ["mixed", "5000"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stops = 0;
+    while client.try_wait().unwrap().is_none() {
+        let side = stops % 2;
+        joined.signal(side, libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(20));
+        joined.signal(side, libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(20));
+        stops += 1;
+    }
+    let said = client.wait_with_output().unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n", "{stops} stops");
+
+    let mut client = program(&joined, 1, ["lasting", "5000"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "sending");
+    let before = count(&joined.status_of(0), "stored_bytes");
+    let limit = Instant::now() + Duration::from_secs(60);
+    while count(&joined.status_of(0), "stored_bytes") == before {
+        assert!(Instant::now() < limit, "{}", joined.status_of(0));
+    }
+    joined.kill(0);
+    assert_eq!(lines.next().unwrap().unwrap(), "all right");
+    assert!(client.wait().unwrap().success());
+}

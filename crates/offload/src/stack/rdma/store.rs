@@ -1,0 +1,215 @@
+//! Stores into the receive ring of a peer whose engine runs on the same host, in place of packets with data.
+//!
+//! The receiving engine shares the memory of the ring. The word of [`Slot::stores`] decides who may write: the sending engine claims
+//! the ring, copies, and commits, as a program does with its send ring. Once the receiving engine has closed the word, no commit
+//! succeeds, and the sending engine sends these bytes in packets. So each byte arrives once, and in order.
+
+use super::{Carrier, Transport};
+use crate::stack::Stack;
+use crate::stack::arena::Key;
+use crate::stack::ring::ByteRing;
+use crate::stack::socket::{Role, Socket};
+use crate::stack::stream::Stream;
+use inlane_offload_protocol::slots::{Area, POSITION, Slot};
+use inlane_rdma::{Connection, MILLISECOND};
+use inlane_tcp::Events;
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The most bytes of one store. The receiver can read them while the next store is copied.
+const MOST: u64 = 32 << 10;
+/// How long the sending engine waits before it looks again how far the peer has taken note of stores, in nanoseconds.
+const CHECK_NS: u64 = MILLISECOND;
+
+/// The memory of a connection's receive ring at the peer's engine.
+pub struct PeerRing {
+    /// The ring, which keeps the memory mapped.
+    pub ring: ByteRing,
+    /// The area in that memory.
+    pub area: Area,
+    /// The connection's slot.
+    pub slot: Slot,
+    /// The slot's index, and the thread of the peer's engine that runs the connection.
+    pub index: usize,
+    /// See `index`.
+    pub thread: usize,
+    /// The number of stored bytes, counted from a random number that the peer has chosen.
+    pub stored: u64,
+    /// When to look at [`inlane_offload_protocol::slots::PeerWords::noted`].
+    pub check_at: Option<u64>,
+}
+
+// SAFETY: the slot lies in memory that the ring keeps mapped. It is accessed only by atomics and copies, and any thread may do these.
+unsafe impl Send for PeerRing {}
+
+/// The word in shared memory is not what the protocol allows.
+struct Wrong;
+
+impl PeerRing {
+    /// Stores the bytes of `range`. Returns false if the peer has closed the ring for stores.
+    fn store(&mut self, from: &ByteRing, range: std::ops::Range<u64>) -> Result<bool, Wrong> {
+        let len = range.end - range.start;
+        let Some(claim) = self.slot.stores().claim() else { return Ok(false) };
+        if claim.index != self.stored {
+            self.slot.stores().commit(claim, 0);
+            return Err(Wrong);
+        }
+        self.ring.copy_from(from, range);
+        if !self.slot.stores().commit(claim, len) {
+            return Ok(false);
+        }
+        self.stored = self.stored.wrapping_add(len) & POSITION;
+        Ok(true)
+    }
+}
+
+/// The slot into whose receive ring the peer's engine may store.
+pub struct OwnRing {
+    slot: Slot,
+    _area: Arc<dyn Any + Send + Sync>,
+    /// The stored bytes that were processed, counted as [`PeerRing::stored`].
+    counted: u64,
+}
+
+// SAFETY: as for `PeerRing`; the area stays mapped.
+unsafe impl Send for OwnRing {}
+
+impl OwnRing {
+    /// Opens the ring for stores. The stream was received up to `received`.
+    fn open(&self, received: u64) {
+        self.slot.peer().noted.0.store(received, Ordering::Relaxed);
+        self.slot.stores().open(self.counted);
+    }
+
+    /// Returns the receive ring of a slot of `area`, whose stored bytes are counted from `start`.
+    pub fn new(slot: Slot, area: Arc<dyn Any + Send + Sync>, start: u64) -> Self {
+        Self { slot, _area: area, counted: start & POSITION }
+    }
+
+    /// Processes the stored bytes up to `committed`.
+    fn process(&mut self, connection: &mut Connection, committed: u64) {
+        let len = committed.wrapping_sub(self.counted) & POSITION;
+        if len > 0 {
+            self.counted = committed;
+            connection.on_peer_stored(len);
+            self.slot.peer().noted.0.store(connection.received(), Ordering::Release);
+        }
+    }
+}
+
+impl Carrier {
+    /// Processes the bytes that the peer has stored.
+    #[inline]
+    pub(super) fn process_stores(&mut self) {
+        if let Some(own) = &mut self.own {
+            own.process(&mut self.connection, own.slot.stores().committed());
+        }
+    }
+
+    /// Stores new data into the peer's memory, if it has shared that.
+    #[inline]
+    pub(super) fn store(&mut self, now: u64, send: &ByteRing) {
+        let Self { connection, peer: Some(peer), .. } = self else { return };
+        let most = MOST.min(peer.ring.capacity() as u64);
+        while let Some(range) = connection.storable(most) {
+            let len = range.end - range.start;
+            match peer.store(send, range) {
+                Ok(true) => connection.on_stored(now, len),
+                Ok(false) => {
+                    connection.set_stores(now, false);
+                    self.peer = None;
+                    return;
+                }
+                Err(Wrong) => return connection.refuse_store(),
+            }
+            if peer.area.doorbell(peer.thread).ring(1 << peer.index) == 0 {
+                connection.wake_peer();
+            }
+        }
+        self.look_at_noted(now);
+    }
+
+    /// Returns true while the peer's engine may store into the receive ring.
+    #[cfg(test)]
+    pub fn is_open(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Returns true if the peer's engine has stored data into the receive ring, and may still do so.
+    pub fn is_stored_into(&self) -> bool {
+        self.own.is_some() && self.connection.counters().stored > 0
+    }
+
+    /// Returns the time of the next timer of the connection.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let check = self.peer.as_ref().and_then(|peer| peer.check_at);
+        match (self.connection.next_deadline(), check) {
+            (Some(timer), Some(check)) => Some(timer.min(check)),
+            (timer, check) => timer.or(check),
+        }
+    }
+
+    /// Looks how far the peer has taken note of stores.
+    pub(super) fn look_at_noted(&mut self, now: u64) {
+        let Some(peer) = self.peer.as_mut().filter(|_| self.connection.has_unnoted()) else { return };
+        self.connection.on_noted(now, peer.slot.peer().noted.0.load(Ordering::Acquire));
+        peer.check_at = self.connection.has_unnoted().then_some(now + CHECK_NS);
+    }
+}
+
+impl Stream {
+    /// Processes the bytes that the peer's engine has stored into the receive ring.
+    pub fn process_stores(&mut self, now: u64) -> Events {
+        let Transport::Rdma(carrier) = &mut self.transport else { return Events::NONE };
+        if carrier.own.is_none() {
+            return Events::NONE;
+        }
+        carrier.process_stores();
+        self.connection.carry_received(now, carrier.connection.received(), carrier.connection.granted())
+    }
+
+    /// Lets the peer's engine store into the receive ring.
+    pub fn open_stores(&mut self, own: OwnRing) {
+        if let Transport::Rdma(carrier) = &mut self.transport {
+            own.open(carrier.connection.received());
+            carrier.own = Some(own);
+            carrier.connection.announce_shared();
+        }
+    }
+
+    /// Ends the right of the peer's engine to store. Call it before the ring is replaced. Returns false if a store is under way, so
+    /// the peer may still write.
+    #[must_use]
+    pub fn close_stores(&mut self, now: u64) -> bool {
+        let Transport::Rdma(carrier) = &mut self.transport else { return true };
+        let Some(own) = &mut carrier.own else { return true };
+        let Ok(committed) = own.slot.stores().close() else { return false };
+        own.process(&mut carrier.connection, committed);
+        carrier.own = None;
+        self.connection.carry_received(now, carrier.connection.received(), carrier.connection.granted());
+        true
+    }
+
+    /// Stores new data into the peer's memory from now on.
+    pub fn store_into(&mut self, now: u64, peer: PeerRing) {
+        if let Transport::Rdma(carrier) = &mut self.transport {
+            carrier.peer = Some(peer);
+            carrier.connection.set_stores(now, true);
+        }
+    }
+}
+
+impl<A> Stack<A> {
+    /// Processes the bytes that the peer's engine has stored into the receive ring of a connection.
+    pub fn process_stores(&mut self, now: u64, key: Key) {
+        if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key) {
+            stream.process_stores(now);
+        }
+    }
+
+    /// Takes the list of connections whose peers have shared their receive rings.
+    pub fn take_shared(&mut self) -> Vec<Key> {
+        self.queue_pairs.as_mut().map(|pairs| std::mem::take(&mut pairs.shared)).unwrap_or_default()
+    }
+}

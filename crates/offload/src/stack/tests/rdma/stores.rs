@@ -1,0 +1,166 @@
+//! Stores into the memory of the peer's stack, in turns with packets, and with hostile words.
+
+use super::*;
+use crate::stack::rdma::{OwnRing, PeerRing};
+use crate::stack::ring::ByteRing;
+use inlane_core::region::Region;
+use inlane_offload_protocol::slots::{Area, Slot};
+use std::sync::atomic::Ordering;
+
+const BUFFER: usize = 16384;
+const SETUP: Setup = Setup {
+    segment_mtu: 1500,
+    capacity: usize::MAX,
+    in_place: true,
+    rdma: true,
+    accepts_partial: true,
+    peer_accepts_partial: true,
+    buffer: BUFFER,
+};
+
+/// A connection whose receive ring at machine 1 lies in a slot.
+struct Stored {
+    link: Link,
+    area: Area,
+    slot: Slot,
+    /// The number of times that the ring was shared.
+    shared: u64,
+}
+
+impl Stored {
+    fn new(len: u32) -> Self {
+        let mut link = Link::of([SETUP; 2], [data(len), data(700)]);
+        while link.server.is_none() {
+            link.step(&mut |_| 1);
+        }
+        let memory = Region::host(Area::len(BUFFER).unwrap()).unwrap();
+        let start = NonNull::new(memory.as_ptr()).unwrap();
+        // SAFETY: the rings keep the memory, and the test keeps the rings.
+        let area = unsafe { Area::new(start, BUFFER) };
+        area.initialise();
+        let slot = area.slot(3).unwrap();
+        let offset = slot.rings() as usize - start.as_ptr() as usize;
+        let rings = [0, 1].map(|n| ByteRing::shared(memory.slice(offset + n * BUFFER, BUFFER).unwrap()));
+        let mut stored = Self { link, area, slot, shared: 0 };
+        stored.stream(1).replace_rings(rings);
+        stored
+    }
+
+    fn stream(&mut self, machine: usize) -> &mut crate::stack::stream::Stream {
+        let key = [Some(self.link.client), self.link.server][machine].unwrap();
+        match &mut self.link.world.machines[machine].stack.sockets.get_mut(key).unwrap().role {
+            Role::Stream(stream) => stream,
+            _ => unreachable!("the connection's role does not change"),
+        }
+    }
+
+    /// Shares the ring of machine 1 with machine 0.
+    fn share(&mut self) {
+        self.shared += 1;
+        let (start, slot, area) = (self.shared << 40, self.slot, self.area);
+        self.stream(1).open_stores(OwnRing::new(slot, Arc::new(()), start));
+        // SAFETY: the memory outlives this test, because the connection's own rings keep it.
+        let ring = unsafe {
+            let address = slot.rings().add(BUFFER) as u64;
+            Region::from_raw(address, BUFFER, inlane_core::region::Location::Host, Arc::new(()))
+        };
+        let (ring, now) = (ByteRing::shared(ring), self.link.world.now);
+        let peer = PeerRing { ring, area, slot, index: 3, thread: 0, stored: start, check_at: None };
+        self.stream(0).store_into(now, peer);
+    }
+
+    /// Processes stored bytes at machine 1, if its doorbell has rung.
+    fn answer(&mut self) {
+        if self.area.doorbell(0).answer() != 0 {
+            let (now, key) = (self.link.world.now, self.link.server.unwrap());
+            let stack = &mut self.link.world.machines[1].stack;
+            stack.process_stores(now, key);
+            stack.touch(key);
+        }
+    }
+
+    fn is_complete(&self, len: usize) -> bool {
+        self.link.received[1].len() == len && self.link.received[0].len() == 700
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The ring is shared and closed at any time, on a link that loses and doubles frames.
+    #[test]
+    fn each_byte_arrives_once_by_stores_or_packets(seed in any::<u64>(), len in 1000u32..200_000, lost in 0u64..5) {
+        let mut stored = Stored::new(len);
+        let expected = data(len);
+        let mut random = seed | 1;
+        let mut draw = move || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        let mut fate = draw;
+        for _ in 0..100_000 {
+            if stored.is_complete(expected.len()) {
+                break;
+            }
+            if draw() % 8 == 0 && stored.stream(1).carrier().is_some_and(|carrier| !carrier.is_open()) {
+                stored.share();
+            }
+            if draw() % 32 == 0 {
+                let now = stored.link.world.now;
+                prop_assert!(stored.stream(1).close_stores(now));
+            }
+            stored.link.step(&mut |_| if fate() % 100 < lost { 0 } else { 1 + usize::from(fate() % 50 == 0) });
+            stored.answer();
+        }
+        prop_assert!(stored.link.received[1] == expected && stored.link.received[0] == data(700));
+        let [_, server] = counters(&stored.link.world);
+        prop_assert_eq!(server.refused_range, 0);
+        prop_assert!(stored.shared < 3 || server.stored_bytes > 0);
+        prop_assert!(server.stored_bytes + server.placed_bytes <= len.into());
+    }
+
+    /// Another process writes any words. The connection ends, or its bytes are wrong, and nothing else happens.
+    #[test]
+    fn hostile_words_harm_only_their_connection(words in proptest::collection::vec((0u8..4, any::<u64>(), 0u64..4), 1..30)) {
+        let mut stored = Stored::new(1_000_000);
+        stored.share();
+        for (kind, word, steps) in words {
+            let peer = stored.slot.peer();
+            match kind {
+                0 => peer.stores.0.store(word, Ordering::Relaxed),
+                1 => peer.stores.0.store((word & 0xffff) + (1 << 40), Ordering::Relaxed),
+                2 => peer.noted.0.store(word, Ordering::Relaxed),
+                _ => peer.noted.0.store(word & 0xff_ffff, Ordering::Relaxed),
+            }
+            for _ in 0..steps {
+                stored.link.step(&mut |_| 1);
+                stored.answer();
+            }
+        }
+        prop_assert!(stored.link.received[1].len() <= 1_000_000);
+    }
+}
+
+#[test]
+fn wrong_words_end_the_connection_and_are_counted() {
+    for at in [0, 1] {
+        let mut stored = Stored::new(1_000_000);
+        stored.share();
+        for step in 0..100 {
+            stored.link.step(&mut |_| 1);
+            stored.answer();
+            let peer = stored.slot.peer();
+            if step == 10 && at == 0 {
+                peer.stores.0.fetch_add(1 << 20, Ordering::Relaxed);
+            } else if step == 10 {
+                peer.noted.0.store(1 << 50, Ordering::Relaxed);
+            }
+        }
+        assert!(stored.link.received[1].len() < 1_000_000 && stored.link.stream_is_gone(0));
+        let all = counters(&stored.link.world);
+        assert!(all.iter().any(|counters| counters.refused_range == 1), "{all:?}");
+        assert!(all[1].stored_bytes > 0);
+    }
+}
