@@ -117,7 +117,6 @@ proptest! {
         prop_assert!(stored.link.received[1] == expected && stored.link.received[0] == data(700));
         let [_, server] = counters(&stored.link.world);
         prop_assert_eq!(server.refused_range, 0);
-        prop_assert!(stored.shared < 3 || server.stored_bytes > 0);
         prop_assert!(server.stored_bytes + server.placed_bytes <= len.into());
     }
 
@@ -141,6 +140,22 @@ proptest! {
         }
         prop_assert!(stored.link.received[1].len() <= 1_000_000);
     }
+}
+
+#[test]
+fn stores_carry_all_data_once_the_ring_is_shared() {
+    let mut stored = Stored::new(300_000);
+    stored.share();
+    for _ in 0..10_000 {
+        stored.link.step(&mut |_| 1);
+        stored.answer();
+    }
+    assert!(stored.is_complete(300_000) && stored.link.received[1] == data(300_000));
+    let [_, server] = counters(&stored.link.world);
+    assert!(
+        server.stored_bytes > 290_000 && server.stored_bytes + server.placed_bytes == 300_000,
+        "{server:?}"
+    );
 }
 
 #[test]
