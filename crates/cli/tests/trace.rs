@@ -49,6 +49,15 @@ fn the_stages_of_each_mode_add_up_to_the_whole() {
             assert_eq!(floor.is_object(), has_floors, "{mode}");
             assert!(!has_floors || number(&floor["median_ns"]) <= number(&floor["p99_ns"]), "{mode}");
         }
+        let passages = mode["passages"].as_array().unwrap();
+        let links: Vec<_> = passages.iter().map(|passage| passage["link"].as_str().unwrap()).collect();
+        let expected: &[&str] = match mode["mode"].as_str().unwrap() {
+            "kernel" => &[],
+            "card" => &["to_card", "network", "from_card"],
+            _ => &["network"],
+        };
+        assert_eq!(links, expected, "{mode}");
+        assert!(passages.iter().all(|passage| passage["floor"].is_object() == has_floors), "{mode}");
         let means: f64 = stages.iter().map(|stage| number(&stage["mean_ns"])).sum();
         let whole = number(&mode["traced"]["mean_ns"]);
         assert!(

@@ -19,9 +19,9 @@ use engines::{ADDRESSES, Engines, Plan};
 use inlane_core::clock::Clock;
 use inlane_core::units;
 use inlane_offload::Transport;
-use inlane_offload::trace::{Hop, POINTS, Place, Point, Recorder, Stage, Step, Times, Way, ticks};
+use inlane_offload::trace::{Hop, POINTS, Place, Point, Recorder, Stage, Step, Times, Way, passage, ticks};
 use inlane_result::Document;
-use result::{Mode, ModeResult, Prediction, StageResult};
+use result::{Mode, ModeResult, PassageResult, Prediction, StageResult};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -242,6 +242,11 @@ impl Lab {
                 Some(StageResult { stage, times: Times::of(&self.clock, ticks)?, floor: None })
             })
             .collect();
+        let passages = Hop::ALL.into_iter().filter_map(|link| {
+            let ticks = split.iter().filter_map(|stages| passage(stages, link)).collect();
+            Some(PassageResult { link, times: Times::of(&self.clock, ticks)?, floor: None })
+        });
+        let passages = passages.collect();
         let (whole, traced_times) = (times(&whole)?, times(&traced)?);
         let sum_ns: f64 = stages.iter().map(|stage| stage.times.median_ns).sum();
         Ok(ModeResult {
@@ -262,6 +267,7 @@ impl Lab {
             traced: traced_times,
             whole,
             stages,
+            passages,
             sum_ns,
         })
     }

@@ -7,7 +7,7 @@ use crate::stack::card::message::{HEADER, Kind, Message};
 use crate::stack::packet::{Headers, MOST_HEAD};
 use crate::stack::ring::ByteRing;
 use crate::trace::{
-    Hop, Observer, POINTS, Place, Point, Recorder, Stage, Step, Times, TracedRx, TracedTx, ticks,
+    Hop, Observer, POINTS, Place, Point, Recorder, Stage, Stages, Step, Times, TracedRx, TracedTx, ticks,
 };
 use inlane_core::clock::Clock;
 use inlane_core::packet::Packet;
@@ -37,7 +37,7 @@ const BETWEEN_NS: u64 = 10_000;
 /// # Errors
 /// If the thread may not use the core, or the system has no memory left.
 pub fn in_memory(clock: &Clock, core: Option<usize>, count: usize) -> Result<Vec<Floor>> {
-    let run = || -> Result<Vec<[Option<u64>; POINTS - 1]>> {
+    let run = || -> Result<Vec<Stages>> {
         core.map_or(Ok(()), |core| crate::host::pin(&[core], 0))?;
         let mut bench = Bench::new(clock, count)?;
         (0..WARM_UP + count).try_for_each(|_| bench.pass())?;
@@ -179,7 +179,7 @@ struct Bench {
     /// The number of messages that were passed.
     passed: usize,
     /// The stages of the measured messages.
-    stages: Vec<[Option<u64>; POINTS - 1]>,
+    stages: Vec<Stages>,
 }
 
 impl Bench {

@@ -6,7 +6,7 @@ mod port;
 mod shared;
 
 pub use memory::in_memory;
-pub use port::of_port;
+pub use port::{FloorsOfPort, of_port};
 pub use shared::of_shared_lines;
 
 use crate::error::{Error, Result};

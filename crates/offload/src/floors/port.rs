@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::host::link::Link;
 use crate::stack::card::message::{Kind, Message};
 use crate::stack::network::{BUFFERS, Network};
-use crate::trace::{Hop, POINTS, Place, Point, Recorder, Stage, Step, Times, ticks};
+use crate::trace::{Hop, POINTS, Place, Point, Recorder, Stage, Step, Times, passage, ticks};
 use inlane_core::clock::Clock;
 use inlane_ports::spec::PortSpec;
 use inlane_ports::wrap::fault::Faults;
@@ -18,8 +18,18 @@ use std::time::Duration;
 /// The bytes of a message.
 const BYTES: usize = 4;
 
-/// Measures the four stages of a frame on a link: data movement, the sender's port, the wire, and the receiver's port. `ports` are the
-/// ends of the link: that of the sender, which runs on the first core, and that of the receiver.
+/// The floors of a link.
+#[derive(Clone, Debug)]
+pub struct FloorsOfPort {
+    /// The floors of data movement, the sender's port, the wire, and the receiver's port.
+    pub stages: Vec<Floor>,
+    /// The times from the written frame to the received one: those of both ports and the wire together. `None` if the port has no
+    /// memory of its own for frames.
+    pub passage: Option<Times>,
+}
+
+/// Measures the four stages of a frame on a link. `ports` are the ends of the link: that of the sender, which runs on the first core,
+/// and that of the receiver.
 ///
 /// # Errors
 /// If a port cannot be opened or fails, or a thread may not use its core or is not run.
@@ -29,7 +39,7 @@ pub fn of_port(
     ports: &[PortSpec; 2],
     cores: Option<[usize; 2]>,
     count: usize,
-) -> Result<Vec<Floor>> {
+) -> Result<FloorsOfPort> {
     let places = [Place { from: None, to: Some(hop) }, Place { from: Some(hop), to: None }];
     let recorders = places.map(|place| Recorder::new(clock, place, FIRST, count));
     let numbers = || (0..(WARM_UP + count) as u32).map(|index| (FIRST - WARM_UP as u32).wrapping_add(index));
@@ -72,7 +82,11 @@ pub fn of_port(
         let times = Times::of(clock, ticks)?;
         Some(Floor { stage: Stage::ALL[stage], measured: Measured::PortAlone, times })
     };
-    Ok(steps.into_iter().filter_map(floor).collect())
+    let passages = ways.iter().filter_map(|stages| passage(stages, hop)).collect();
+    Ok(FloorsOfPort {
+        stages: steps.into_iter().filter_map(floor).collect(),
+        passage: Times::of(clock, passages),
+    })
 }
 
 /// An end of the link.

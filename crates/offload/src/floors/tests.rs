@@ -48,7 +48,8 @@ fn each_link_has_floors() {
         }
         let floors = of_port(&Clock::new(), hop, &ports, None, COUNT).unwrap();
         let at = Stage::ALL.iter().position(|&stage| stage == first).unwrap();
-        assert_eq!(stages(&floors), Stage::ALL[at..at + 4]);
-        assert!(floors.iter().all(|floor| floor.measured == Measured::PortAlone));
+        assert_eq!(stages(&floors.stages), Stage::ALL[at..at + 4]);
+        assert!(floors.passage.unwrap().median_ns > 0.0);
+        assert!(floors.stages.iter().all(|floor| floor.measured == Measured::PortAlone));
     }
 }

@@ -13,14 +13,17 @@ mod stages;
 mod tests;
 
 pub(crate) use queues::{TracedRx, TracedTx};
-pub use stages::{POINTS, Stage, Times, Way, ticks};
+pub use stages::{POINTS, Stage, Stages, Times, Way, passage, ticks};
 
 use inlane_core::clock::Clock;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A link that a message crosses, in the order of the way. Without cards, there is only the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Hop {
     /// From the sending engine to its card.
     ToCard,
@@ -28,6 +31,11 @@ pub enum Hop {
     Network,
     /// From the receiving engine's card to that engine.
     FromCard,
+}
+
+impl Hop {
+    /// All links, in the order of the way.
+    pub const ALL: [Self; 3] = [Self::ToCard, Self::Network, Self::FromCard];
 }
 
 /// What happens to a frame that crosses a link. The sender is the engine or card at the link's beginning, and the receiver the one

@@ -98,16 +98,19 @@ impl Stage {
 /// When one message passed each [`Point`], as raw readings of the clock. `None` where that was not recorded.
 pub type Way = [Option<u64>; POINTS];
 
+/// The time of each stage of a way in ticks of the clock, in the order of [`Stage::ALL`]. `None` where the end was not recorded.
+pub type Stages = [Option<u64>; POINTS - 1];
+
 /// Returns the time of each stage of a way, in ticks of the clock. A stage whose end was not recorded is `None`, and its time
 /// counts in the next stage. Returns `None` if the first or the last point is missing.
 ///
 /// Each time is taken after the event, so another thread can react before it is taken. A point therefore counts as passed at the
 /// latest when a later point was passed. So the stages add up to the time between the first and the last point.
-pub fn ticks(way: &Way) -> Option<[Option<u64>; POINTS - 1]> {
+pub fn ticks(way: &Way) -> Option<Stages> {
     let (first, last) = (way[0]?, way[Point::Read.index()]?);
     let mut way = *way;
     // An engine or a card that polls may ask for frames before the frame is sent.
-    for hop in [Hop::ToCard, Hop::Network, Hop::FromCard] {
+    for hop in Hop::ALL {
         let at = |step: Step| Point::At(hop, step).index();
         if let (Some(flushed), Some(polled), Some(received)) =
             (way[at(Step::Flushed)], way[at(Step::Polled)], way[at(Step::Received)])
@@ -129,6 +132,15 @@ pub fn ticks(way: &Way) -> Option<[Option<u64>; POINTS - 1]> {
         });
     }
     Some(stages)
+}
+
+/// Returns how long a frame took from the end of its writing at one end of a link until the other end had it: the stages of both ports
+/// and of the wire. `None` if one of their ends was not recorded.
+pub fn passage(stages: &Stages, hop: Hop) -> Option<u64> {
+    // A stage ends at the point behind it.
+    let [written, received] = [Step::Written, Step::Received].map(|step| Point::At(hop, step).index() - 1);
+    stages[written]?;
+    stages[written + 1..=received].iter().copied().sum()
 }
 
 /// The distribution of a time over all messages.

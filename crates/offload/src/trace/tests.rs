@@ -87,6 +87,10 @@ fn between_engines(way: [u64; 11]) -> [Option<u64>; 10] {
 fn stages_add_up_to_the_whole() {
     let stages = between_engines([10, 11, 13, 16, 20, 25, 31, 38, 46, 55, 65]);
     assert_eq!(stages, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(Some));
+    let stages = ticks(&way([10, 11, 13, 16, 20, 25, 31, 38, 46, 55, 65])).unwrap();
+    assert_eq!(Hop::ALL.map(|hop| passage(&stages, hop)), [None, Some(5 + 6 + 7), None]);
+    let stages = ticks(&way([10, 11, 13, 16, 20, 0, 31, 38, 46, 55, 65])).unwrap();
+    assert_eq!(passage(&stages, Hop::Network), None);
     // A stage without an end of its own counts in the next one.
     let stages = between_engines([10, 0, 0, 16, 0, 25, 31, 0, 0, 0, 65]);
     assert_eq!(stages, [None, None, Some(6), None, Some(9), Some(6), None, None, None, Some(34)]);

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use inlane_offload::floors::Measured;
-use inlane_offload::trace::{Stage, Times};
+use inlane_offload::trace::{Hop, Stage, Times};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -52,6 +52,8 @@ pub struct ModeResult {
     pub traced: Times,
     /// The stages that end at a time stamp. The time of other stages counts in the next stage that does.
     pub stages: Vec<StageResult>,
+    /// The passages from port to port over each link.
+    pub passages: Vec<PassageResult>,
     /// The sum of the medians of the stages.
     pub sum_ns: f64,
     /// The sum of the medians, divided by the median with time stamps, minus 1.
@@ -72,7 +74,19 @@ pub struct StageResult {
     pub floor: Option<StageFloor>,
 }
 
-/// The least work of a stage, measured alone by threads that only poll, with the same time stamps as in the stage.
+/// The passage of the messages over a link: the stages of both ports and of the wire together.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct PassageResult {
+    /// The link.
+    pub link: Hop,
+    /// The times from the written frame to the received one.
+    #[serde(flatten)]
+    pub times: Times,
+    /// The passage measured alone between the same cores. Null unless cards run TCP for engines that poll.
+    pub floor: Option<StageFloor>,
+}
+
+/// The least work of a stage or passage, measured alone by threads that only poll, with the same time stamps as in the stage.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct StageFloor {
     /// What was measured.
@@ -82,6 +96,13 @@ pub struct StageFloor {
     pub times: Times,
     /// The median of the stage divided by that of the floor. Null if the latter is 0.
     pub ratio: Option<f64>,
+}
+
+impl StageFloor {
+    /// Returns the floor of a stage with a median of `median_ns`.
+    pub fn new(measured: Measured, times: Times, median_ns: f64) -> Self {
+        Self { measured, times, ratio: (times.median_ns > 0.0).then(|| median_ns / times.median_ns) }
+    }
 }
 
 /// The median times of wake-ups: from the beginning of the call that wakes until the woken thread has the bytes.

@@ -2,7 +2,7 @@
 
 use super::result::{Mode, ModeResult, Prediction, StageResult, TraceResult};
 use inlane_offload::floors::Measured;
-use inlane_offload::trace::{Stage, Times};
+use inlane_offload::trace::{Hop, Stage, Times};
 use inlane_report::grid;
 use inlane_result::Document;
 use std::io::{self, Write};
@@ -123,9 +123,23 @@ fn sum_of_floors(mode: &ModeResult) -> String {
 
 fn write_floors(out: &mut dyn Write, mode: &ModeResult) -> io::Result<()> {
     let floors = || mode.stages.iter().filter_map(|stage| stage.floor.as_ref());
-    let is_close = |ratio: Option<f64>| ratio.is_some_and(|ratio| ratio <= CLOSE);
-    let close = floors().filter(|floor| is_close(floor.ratio)).count();
-    writeln!(out, "floors: {close} of {} stages take at most {CLOSE} times their floor", floors().count())?;
+    let ratios: Vec<f64> = floors().filter_map(|floor| floor.ratio).collect();
+    let close = ratios.iter().filter(|&&ratio| ratio <= CLOSE).count();
+    writeln!(
+        out,
+        "floors: {close} of the {} stages with a floor above 0 take at most {CLOSE} times as long",
+        ratios.len()
+    )?;
+    for passage in &mode.passages {
+        let link = match passage.link {
+            Hop::ToCard => "to card",
+            Hop::Network => "between the cards",
+            Hop::FromCard => "from card",
+        };
+        let Some(floor) = &passage.floor else { continue };
+        let (took, floor) = (us(passage.times.median_ns), time_and_ratio(floor.times.median_ns, floor.ratio));
+        writeln!(out, "both ports and wire together, {link}: {took} us; floor (ratio): {floor}")?;
+    }
     let kinds = MEASURED.into_iter().filter(|&kind| floors().any(|floor| floor.measured == kind));
     kinds.into_iter().try_for_each(|kind| writeln!(out, "floor of {}", measured(kind)))
 }
