@@ -1,0 +1,1 @@
+//! Contains nothing. Cargo.toml says what the crate is for.
