@@ -73,7 +73,9 @@ impl Threads {
         let mut engines: Vec<Engine> = Vec::new();
         for ((thread, link), control) in links.into_iter().enumerate().zip(controls) {
             let mut slots = engines.first().map(|first| first.slots.share()).unwrap_or_default();
-            if let Some(channel) = link.0.peer_channel().filter(|_| settings.stores()) {
+            if settings.stores()
+                && let Some(channel) = link.0.peer_channel()
+            {
                 slots.peer = Some(PeerMemory::new(channel, u64::from_ne_bytes(random_bytes()?)));
             }
             let config = StackConfig {

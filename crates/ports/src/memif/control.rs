@@ -26,6 +26,7 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -53,7 +54,7 @@ const CONNECT: u16 = 6;
 const CONNECTED: u16 = 7;
 const DISCONNECT: u16 = 8;
 /// A message of a [`PeerChannel`] between two ends that both announce it. The protocol does not have it.
-const BESIDE: u16 = 0x494c;
+const OWN: u16 = 0x494c;
 
 /// What both ends must agree on.
 #[derive(Clone, Debug)]
@@ -133,6 +134,9 @@ impl Message {
     }
 }
 
+/// The user that stands for all users whom a user namespace does not map.
+const OVERFLOW_USER: u32 = 65534;
+
 /// The most messages of a peer that wait until they are taken. A peer that sends more has its messages ignored.
 const MOST_WAITING: usize = 256;
 
@@ -141,11 +145,16 @@ pub(super) struct Channel {
     socket: OwnedFd,
     /// The messages of the [`PeerChannel`] that were not taken.
     waiting: Mutex<VecDeque<([u8; PEER_MESSAGE], OwnedFd)>>,
+    /// True once the caller wants such messages. Others are dropped, with their descriptors.
+    keeps_messages: AtomicBool,
+    /// True once the peer has disconnected.
+    closed: AtomicBool,
 }
 
 impl Channel {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket, waiting: Mutex::default() }
+        let (keeps_messages, closed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { socket, waiting: Mutex::default(), keeps_messages, closed }
     }
 
     fn send(&self, message: &Message, descriptor: Option<BorrowedFd<'_>>) -> Result<(), String> {
@@ -224,41 +233,53 @@ impl Channel {
     /// Returns true while the peer holds its end and has not disconnected.
     pub(super) fn is_open(&self) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps = self.keeps_messages.load(Ordering::Relaxed);
         // A peer that never stops sending must not keep this thread.
         for _ in 0..MOST_WAITING {
+            if self.closed.load(Ordering::Relaxed) {
+                return false;
+            }
             match self.take() {
                 Ok(None) => break,
-                Ok(Some(message)) if message.kind() == DISCONNECT => return false,
+                Ok(Some(message)) if message.kind() == DISCONNECT => {
+                    self.closed.store(true, Ordering::Relaxed);
+                }
                 Ok(Some(Message { bytes, descriptor: Some(descriptor) }))
-                    if bytes[..2] == BESIDE.to_ne_bytes() && waiting.len() < MOST_WAITING =>
+                    if keeps && bytes[..2] == OWN.to_ne_bytes() && waiting.len() < MOST_WAITING =>
                 {
                     let mut message = [0; PEER_MESSAGE];
                     message.copy_from_slice(&bytes[2..2 + PEER_MESSAGE]);
                     waiting.push_back((message, descriptor));
                 }
                 Ok(Some(_)) => {}
-                Err(_) => return false,
+                Err(_) => self.closed.store(true, Ordering::Relaxed),
             }
         }
-        true
+        !self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the messages of the [`PeerChannel`] that arrive from now on, until they are taken.
+    pub(super) fn keep_messages(&self) {
+        self.keeps_messages.store(true, Ordering::Relaxed);
     }
 
     /// Sends a message of the [`PeerChannel`]. Returns false if the peer has not taken earlier ones.
-    pub(super) fn send_beside(&self, message: &[u8; PEER_MESSAGE], descriptor: BorrowedFd<'_>) -> bool {
-        self.send(&Message::new(BESIDE).with(2, message), Some(descriptor)).is_ok()
+    pub(super) fn send_message(&self, message: &[u8; PEER_MESSAGE], descriptor: BorrowedFd<'_>) -> bool {
+        self.send(&Message::new(OWN).with(2, message), Some(descriptor)).is_ok()
     }
 
     /// Returns the next message of the [`PeerChannel`].
-    pub(super) fn take_beside(&self) -> Option<([u8; PEER_MESSAGE], OwnedFd)> {
+    pub(super) fn take_message(&self) -> Option<([u8; PEER_MESSAGE], OwnedFd)> {
         self.is_open();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Returns true if the peer is trusted: when it connected, it ran as this process's user or as root.
+    /// Returns true if the peer is trusted: it ran as this process's user or as root, when it connected as a client, or began to
+    /// listen as a server.
     pub(super) fn is_trusted(&self) -> bool {
         let own = rustix::process::geteuid();
         rustix::net::sockopt::socket_peercred(&self.socket)
-            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own && own.as_raw() != OVERFLOW_USER)
     }
 }
 

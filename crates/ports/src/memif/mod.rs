@@ -71,7 +71,8 @@ pub struct Memif {
     /// The descriptors by which the peer wakes the receive queues, in their order.
     doorbells: Vec<Arc<Doorbell>>,
     peer_accepts_partial_checksums: bool,
-    peer_channel: Option<Arc<dyn PeerChannel>>,
+    /// The peer, if it accepts messages of a [`PeerChannel`] and is trusted.
+    peer: Option<Arc<Peer>>,
 }
 
 /// What a transmit queue is created from, apart from its pool.
@@ -97,7 +98,7 @@ impl Memif {
             tx: Vec::new(),
             doorbells: Vec::new(),
             peer_accepts_partial_checksums: false,
-            peer_channel: None,
+            peer: None,
         }
     }
 
@@ -204,8 +205,7 @@ impl Memif {
             agreement;
         self.peer_accepts_partial_checksums = partial_checksums;
         let peer = Arc::new(Peer { name: self.info.name.clone(), channel, ended: OnceLock::new() });
-        let channel = (messages && peer.channel.is_trusted()).then(|| peer.clone());
-        self.peer_channel = channel.map(|peer| peer as Arc<dyn PeerChannel>);
+        self.peer = (messages && peer.channel.is_trusted()).then(|| peer.clone());
         let size = self.settings.buffer.next_multiple_of(64);
         let (server, client_queues) = (self.settings.server, pools.len() as u32);
         // Ring n of all rings, those to the server first.
@@ -299,7 +299,9 @@ impl Port for Memif {
     }
 
     fn peer_channel(&self) -> Option<Arc<dyn PeerChannel>> {
-        self.peer_channel.clone()
+        let peer = self.peer.clone()?;
+        peer.channel.keep_messages();
+        Some(peer)
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {

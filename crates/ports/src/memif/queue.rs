@@ -63,11 +63,11 @@ impl Peer {
 
 impl PeerChannel for Peer {
     fn send(&self, message: &[u8; PEER_MESSAGE], descriptor: BorrowedFd<'_>) -> bool {
-        self.channel.send_beside(message, descriptor)
+        self.channel.send_message(message, descriptor)
     }
 
     fn receive(&self) -> Option<([u8; PEER_MESSAGE], OwnedFd)> {
-        self.channel.take_beside()
+        self.channel.take_message()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Tests of two ends in one process, each on a thread of its own, and of hostile peers.
 
 use super::*;
-use inlane_core::port::Reservation;
+use inlane_core::port::{PEER_MESSAGE, Reservation};
 use inlane_core::{HeapPool, Packet};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 fn port(folder: &Path, server: bool, buffer: u32) -> Memif {
@@ -25,6 +25,7 @@ struct Opened {
     tx: Vec<Box<dyn Tx>>,
     doorbells: Vec<Arc<Doorbell>>,
     peer_accepts_partial_checksums: bool,
+    peer: Option<Arc<Peer>>,
 }
 
 fn open(mut port: Memif, queues: u16) -> Result<Opened> {
@@ -35,7 +36,8 @@ fn open(mut port: Memif, queues: u16) -> Result<Opened> {
     assert!(port.take_rx(0).is_err() && port.take_tx(0, pool.clone()).is_err());
     assert_eq!(port.wait_descriptors().len(), usize::from(queues));
     let peer_accepts_partial_checksums = port.peer_accepts_partial_checksums();
-    Ok(Opened { pool, rx, tx, doorbells: port.doorbells, peer_accepts_partial_checksums })
+    let (doorbells, peer) = (port.doorbells, port.peer);
+    Ok(Opened { pool, rx, tx, doorbells, peer_accepts_partial_checksums, peer })
 }
 
 /// Connects a server, the first result, and a client.
@@ -228,6 +230,28 @@ fn a_peer_that_ends_is_noticed() {
     };
     assert!(error.starts_with("port memif:test: the peer disappeared"), "{error}");
     assert!(matches!(client.tx[0].reserve(64), Reservation::Memory(_) | Reservation::Full));
+}
+
+#[test]
+fn messages_are_kept_only_for_a_caller_that_takes_them() {
+    let (server, client) = pair(2048, 1);
+    let (server, client) = (server.peer.unwrap(), client.peer.unwrap());
+    let (sent, mut other_end) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(client.send(&[1; PEER_MESSAGE], sent.as_fd()));
+    drop(sent);
+    assert!(server.receive().is_none());
+    // The descriptor was closed, too.
+    assert_eq!(std::io::Read::read(&mut other_end, &mut [0]).unwrap(), 0);
+
+    server.channel.keep_messages();
+    for message in 2..4 {
+        assert!(client.send(&[message; PEER_MESSAGE], other_end.as_fd()));
+    }
+    client.channel.disconnect("the end");
+    for message in 2..4 {
+        assert_eq!(server.receive().unwrap().0, [message; PEER_MESSAGE]);
+    }
+    assert!(server.receive().is_none() && !server.channel.is_open(), "the disconnect is remembered");
 }
 
 #[test]
