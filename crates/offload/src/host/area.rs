@@ -29,6 +29,9 @@ pub struct SharedArea {
     /// take the send ring from a program's thread while the thread writes to it. The slot then stays
     /// reserved, because the thread may still write.
     used: AtomicU64,
+    /// Bit n is 1 if the connection of slot n has ended while the peer's engine was storing into its receive ring. The slot stays reserved
+    /// until that store has ended.
+    stored: AtomicU64,
     /// The key of each slot's connection in the table of the thread that runs it.
     keys: [AtomicU64; SLOTS],
     /// The number of connections in a row that got a slot from the start and did not use it.
@@ -61,8 +64,8 @@ impl SharedArea {
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let keys = [const { AtomicU64::new(0) }; SLOTS];
-        let (used, unused_in_row) = (AtomicU64::new(0), AtomicU32::new(0));
-        let area = Self { start, ring, len, process, user, used, keys, unused_in_row, file: None };
+        let (used, stored, unused_in_row) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
+        let area = Self { start, ring, len, process, user, used, stored, keys, unused_in_row, file: None };
         area.area().initialise();
         Ok((area, file))
     }
@@ -113,6 +116,7 @@ impl SharedArea {
 
     /// Returns true if all slots are reserved.
     pub fn is_full(&self) -> bool {
+        self.release_stored();
         self.used.load(Ordering::Relaxed) == u64::MAX
     }
 
@@ -135,6 +139,28 @@ impl SharedArea {
     /// bytes are in this slot's receive ring.
     pub(super) fn announce(&self, index: usize) {
         self.area().ready().fetch_or(1 << index, Ordering::Release);
+    }
+
+    /// Frees slot `index` once the store of the peer's engine into its receive ring has ended.
+    pub(super) fn release_after_store(&self, index: usize) {
+        self.stored.fetch_or(1 << index, Ordering::Release);
+    }
+
+    /// Frees the slots of ended connections whose stores have ended, too.
+    pub(super) fn release_stored(&self) {
+        if self.stored.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // Each slot is taken out first, because another thread may do the same.
+        let mut stored = self.stored.swap(0, Ordering::Acquire);
+        while stored != 0 {
+            let index = stored.trailing_zeros() as usize;
+            stored &= stored - 1;
+            match self.area().slot(index).map(|slot| slot.stores().close()) {
+                Some(Ok(_)) => self.release(index, true),
+                _ => self.release_after_store(index),
+            }
+        }
     }
 
     /// Frees a slot for another connection. If `clears` is true, returns the memory of its rings to the system.

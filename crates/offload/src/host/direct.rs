@@ -516,12 +516,13 @@ impl Drop for Direct {
         self.slot.header().inode.store(0, Ordering::Relaxed);
         self.wake_sleepers();
         self.slot.receive().close();
-        // If a thread has the claim, never use the slot of shared memory again, because the thread may still write. The same holds for
-        // the peer's engine.
-        let stored = self.slot.stores().close().is_err();
+        // If a thread has the claim, never use the slot of shared memory again, because the thread may still write. If the peer's engine has
+        // that of the receive ring, do not use the slot until its store has ended.
+        let is_stored = self.slot.stores().close().is_err();
         match self.slot.send().close() {
-            Ok(_) if !self.abandoned && !stored => self.area.release(self.index, self.moved() > KEPT),
-            Ok(_) => {}
+            Ok(_) if self.abandoned => {}
+            Ok(_) if is_stored => self.area.release_after_store(self.index),
+            Ok(_) => self.area.release(self.index, self.moved() > KEPT),
             Err(_) => drop(self.slot.send().close_by_force()),
         }
     }
