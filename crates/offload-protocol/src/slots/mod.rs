@@ -210,6 +210,20 @@ impl<W: Word> SendRing<'_, W> {
             .then_some(Claim { index: word & POSITION })
     }
 
+    /// Claims the ring if its committed index is `index`. Returns `None` if it is claimed or closed, or has another index: it may belong
+    /// to another connection by now.
+    #[inline]
+    pub fn claim_at(&self, index: u64) -> Option<Claim> {
+        self.0.exchange(pack(OPEN, index), pack(CLAIMED, index)).then_some(Claim { index })
+    }
+
+    /// Returns true if the ring is not closed, and its committed index is `index`.
+    #[inline]
+    pub fn is_at(&self, index: u64) -> bool {
+        let word = self.0.load();
+        word == pack(OPEN, index) || word == pack(CLAIMED, index)
+    }
+
     /// Ends a claim and commits the `len` bytes that its holder wrote into the ring. Returns false if the engine has closed
     /// the ring meanwhile. The bytes must then go through the socket pair.
     #[inline]

@@ -89,6 +89,9 @@ impl Threads {
             };
             let (link, network) = link;
             let mut stack = Stack::new(clock.now_ns(), config, network);
+            if let Some(pairs) = &mut stack.queue_pairs {
+                pairs.stores = slots.peer.is_some();
+            }
             if settings.card {
                 stack.use_card(clock.now_ns(), &hello(&settings));
             }

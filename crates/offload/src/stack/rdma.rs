@@ -100,6 +100,8 @@ pub struct Carrier {
     own: Option<OwnRing>,
     /// The memory of the peer's receive ring, into which data is stored.
     peer: Option<PeerRing>,
+    /// True if the connection is in the list of those whose peers have shared their receive rings.
+    listed: bool,
 }
 
 /// Counters of RDMA since the engine started.
@@ -190,7 +192,9 @@ impl std::ops::AddAssign for RdmaCounters {
 #[derive(Default)]
 pub struct QueuePairs {
     keys: HashMap<u32, Key>,
-    /// The connections whose peers have shared their receive rings.
+    /// True if the engine can store into a peer's memory.
+    pub stores: bool,
+    /// The connections whose peers have shared their receive rings, each once.
     shared: Vec<Key>,
     /// The counters of removed connections, and those of the stack.
     pub counters: RdmaCounters,
@@ -236,6 +240,7 @@ impl Stream {
             headers: [0; MAX_HEADERS],
             own: None,
             peer: None,
+            listed: false,
         }));
     }
 

@@ -52,7 +52,7 @@ impl<A> Stack<A> {
         carrier.process_stores();
         carrier.connection.on_packet(now, body, &mut stream.receive);
         if carrier.connection.take_shared() {
-            pairs.shared.push(key);
+            pairs.note_shared(key, carrier);
         }
         let events = stream.follow(now);
         self.after_events(now, key, events);
@@ -114,7 +114,7 @@ impl<A> Stack<A> {
         carrier.process_stores();
         carrier.connection.on_split_packet(now, headers, data, &mut stream.receive);
         if carrier.connection.take_shared() {
-            pairs.shared.push(key);
+            pairs.note_shared(key, carrier);
         }
         let events = stream.follow(now);
         let counters = &mut self.network.counters;

@@ -4,7 +4,7 @@
 //! the ring, copies, and commits, as a program does with its send ring. Once the receiving engine has closed the word, no commit
 //! succeeds, and the sending engine sends these bytes in packets. So each byte arrives once, and in order.
 
-use super::{Carrier, Transport};
+use super::{Carrier, QueuePairs, Transport};
 use crate::stack::Stack;
 use crate::stack::arena::Key;
 use crate::stack::ring::ByteRing;
@@ -43,24 +43,25 @@ pub struct PeerRing {
 // SAFETY: the slot lies in memory that the ring keeps mapped. It is accessed only by atomics and copies, and any thread may do these.
 unsafe impl Send for PeerRing {}
 
-/// The word in shared memory is not what the protocol allows.
-struct Wrong;
-
 impl PeerRing {
     /// Stores the bytes of `range`. Returns false if the peer has closed the ring for stores.
-    fn store(&mut self, from: &ByteRing, range: std::ops::Range<u64>) -> Result<bool, Wrong> {
+    fn store(&mut self, from: &ByteRing, range: std::ops::Range<u64>) -> bool {
         let len = range.end - range.start;
-        let Some(claim) = self.slot.stores().claim() else { return Ok(false) };
-        if claim.index != self.stored {
-            self.slot.stores().commit(claim, 0);
-            return Err(Wrong);
-        }
+        // After the peer has closed the ring, the slot may have another connection, whose word counts from another number.
+        let Some(claim) = self.slot.stores().claim_at(self.stored) else { return false };
         self.ring.copy_from(from, range);
-        if !self.slot.stores().commit(claim, len) {
-            return Ok(false);
+        let done = self.slot.stores().commit(claim, len);
+        if done {
+            self.stored = self.stored.wrapping_add(len) & POSITION;
         }
-        self.stored = self.stored.wrapping_add(len) & POSITION;
-        Ok(true)
+        done
+    }
+
+    /// Returns the index up to which the peer has noted the stream. `None` if it has closed the ring for stores.
+    fn noted(&self) -> Option<u64> {
+        // The peer closes the word before the slot's words get another use, so check it last.
+        let noted = self.slot.peer().noted.0.load(Ordering::Acquire);
+        self.slot.stores().is_at(self.stored).then_some(noted)
     }
 }
 
@@ -78,7 +79,7 @@ unsafe impl Send for OwnRing {}
 impl OwnRing {
     /// Opens the ring for stores. The stream was received up to `received`.
     fn open(&self, received: u64) {
-        self.slot.peer().noted.0.store(received, Ordering::Relaxed);
+        self.slot.peer().noted.0.store(received, Ordering::Release);
         self.slot.stores().open(self.counted);
     }
 
@@ -114,15 +115,12 @@ impl Carrier {
         let most = MOST.min(peer.ring.capacity() as u64);
         while let Some(range) = connection.storable(most) {
             let len = range.end - range.start;
-            match peer.store(send, range) {
-                Ok(true) => connection.on_stored(now, len),
-                Ok(false) => {
-                    connection.set_stores(now, false);
-                    self.peer = None;
-                    return;
-                }
-                Err(Wrong) => return connection.refuse_store(),
+            if !peer.store(send, range) {
+                connection.set_stores(now, false);
+                self.peer = None;
+                return;
             }
+            connection.on_stored(now, len);
             if peer.area.doorbell(peer.thread).ring(1 << peer.index) == 0 {
                 connection.wake_peer();
             }
@@ -152,9 +150,26 @@ impl Carrier {
 
     /// Looks how far the peer has taken note of stores.
     pub(super) fn look_at_noted(&mut self, now: u64) {
-        let Some(peer) = self.peer.as_mut().filter(|_| self.connection.has_unnoted()) else { return };
-        self.connection.on_noted(now, peer.slot.peer().noted.0.load(Ordering::Acquire));
+        let Some(peer) = &mut self.peer else { return };
+        if self.connection.has_unnoted() {
+            let Some(noted) = peer.noted() else {
+                self.connection.set_stores(now, false);
+                self.peer = None;
+                return;
+            };
+            self.connection.on_noted(now, noted);
+        }
         peer.check_at = self.connection.has_unnoted().then_some(now + CHECK_NS);
+    }
+}
+
+impl QueuePairs {
+    /// Lists a connection whose peer has shared its receive ring, if the engine can store.
+    #[cold]
+    pub(super) fn note_shared(&mut self, key: Key, carrier: &mut Carrier) {
+        if self.stores && !std::mem::replace(&mut carrier.listed, true) {
+            self.shared.push(key);
+        }
     }
 }
 
@@ -210,6 +225,15 @@ impl<A> Stack<A> {
 
     /// Takes the list of connections whose peers have shared their receive rings.
     pub fn take_shared(&mut self) -> Vec<Key> {
-        self.queue_pairs.as_mut().map(|pairs| std::mem::take(&mut pairs.shared)).unwrap_or_default()
+        let keys =
+            self.queue_pairs.as_mut().map(|pairs| std::mem::take(&mut pairs.shared)).unwrap_or_default();
+        for &key in &keys {
+            if let Some(Socket { role: Role::Stream(stream), .. }) = self.sockets.get_mut(key)
+                && let Transport::Rdma(carrier) = &mut stream.transport
+            {
+                carrier.listed = false;
+            }
+        }
+        keys
     }
 }

@@ -179,3 +179,48 @@ fn wrong_words_end_the_connection_and_are_counted() {
         assert!(all[1].stored_bytes > 0);
     }
 }
+
+/// The peer closes the ring and gives the slot to another connection, while the connection is idle.
+#[test]
+fn a_slot_that_another_connection_has_got_stays_its_own() {
+    let mut stored = Stored::new(1000);
+    stored.share();
+    for _ in 0..100 {
+        stored.link.step(&mut |_| 1);
+        stored.answer();
+    }
+    assert!(
+        stored.is_complete(1000) && stored.stream(0).next_deadline().is_none(),
+        "nothing waits for a note"
+    );
+    let now = stored.link.world.now;
+    assert!(stored.stream(1).close_stores(now));
+    stored.slot.peer().noted.0.store(1 << 50, Ordering::Release);
+    stored.slot.stores().open(77);
+    stored.link.to_send[0] = data(5000);
+    for _ in 0..100 {
+        stored.link.step(&mut |_| 1);
+    }
+    assert!(stored.link.received[1] == [data(1000), data(5000)].concat());
+    assert!(stored.slot.stores().is_at(77), "the other connection's word");
+    let [client, server] = counters(&stored.link.world);
+    assert_eq!((client.refused(), server.refused(), client.returned), (0, 0, 0));
+}
+
+#[test]
+fn a_peer_that_shares_its_ring_again_and_again_is_listed_once() {
+    for stores in [false, true] {
+        let mut stored = Stored::new(1000);
+        let stack = &mut stored.link.world.machines[0].stack;
+        stack.queue_pairs.as_mut().unwrap().stores = stores;
+        for round in 1..=3 {
+            stored.share();
+            stored.link.step(&mut |_| 1);
+            stored.link.step(&mut |_| 1);
+            if round != 2 {
+                let listed = stored.link.world.machines[0].stack.take_shared();
+                assert_eq!(listed.len(), usize::from(stores), "round {round}");
+            }
+        }
+    }
+}
