@@ -60,7 +60,7 @@ impl Emulated {
                 .args([
                     "-std=c++17",
                     "-O1",
-                    "-g",
+                    "-g1",
                     "-fPIC",
                     "-shared",
                     "-fvisibility=hidden",
