@@ -23,7 +23,7 @@ pub const MAX_GRANTS: usize = 8;
 pub const PROBE: u8 = 1;
 /// The sender has ended the connection.
 pub const RESET: u8 = 2;
-/// The sender has shared the memory of its receive ring, by means of its own.
+/// The sender has shared the memory of its receive ring over a channel of the caller.
 pub const SHARED: u8 = 4;
 
 /// Memory information: a range of the stream that the peer may write, and the key.

@@ -77,13 +77,21 @@ fn engines_with_two_threads_store_and_an_engine_can_refuse() {
             return;
         };
         let _server = serve(&joined, "5000");
-        let said = must(&mut program(&joined, 1, ["mixed", "5000"]));
-        assert_eq!(String::from_utf8_lossy(&said), "all right\n");
-        let statuses = [0, 1].map(|side| joined.status_of(side));
+        let stores = transport == "rdma";
+        let mut statuses = [0, 1].map(|side| joined.status_of(side));
+        // On a busy machine, a connection may end before its ring is shared.
+        for round in 0..20 {
+            if round > 0 && (!stores || count(&statuses[0], "stored_bytes") > 0) {
+                break;
+            }
+            let said = must(&mut program(&joined, 1, ["mixed", "5000"]));
+            assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+            statuses = [0, 1].map(|side| joined.status_of(side));
+        }
         let stored = statuses.each_ref().map(|status| count(status, "stored_bytes"));
         // The client often waits in select, so its engine may share nothing.
-        assert_eq!(stored[0] > 0, transport == "rdma", "{statuses:?}");
-        assert!(transport == "rdma" || stored[1] == 0, "{statuses:?}");
+        assert_eq!(stored[0] > 0, stores, "{statuses:?}");
+        assert!(stores || stored[1] == 0, "{statuses:?}");
     }
 }
 

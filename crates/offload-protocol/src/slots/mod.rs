@@ -40,6 +40,12 @@
 //!   commit fails, and the program sends all these bytes through the pair. The engine then sends from a ring of its own,
 //!   because the thread may still write.
 //!
+//! # Stores of a second engine
+//!
+//! If the peer of a connection is on an engine of the same host, that engine can store into the receive ring itself ([`Stores`]). A word
+//! like the send word decides who writes, and counts the stored bytes. The engine of the slot opens it with a number of its own for each
+//! connection, so a second engine whose connection has lost the slot finds another count, and stores nothing.
+//!
 //! # Doorbell
 //!
 //! Each thread of the engine has a [`Doorbell`] in the area. It has a bit for each slot, and the time of the thread's last
@@ -265,6 +271,38 @@ impl<W: Word> SendRing<'_, W> {
             }
         }
         Err(Claimed)
+    }
+}
+
+/// The value of [`Stores::base`] while the second engine may not publish. An index has fewer bits.
+const UNPUBLISHED: u64 = u64::MAX;
+
+/// The words by which a second engine on this host stores bytes into the receive ring of a slot, and publishes them to the program.
+pub struct Stores<'a, W> {
+    /// The claim of the receive ring, and the number of stored bytes.
+    pub ring: SendRing<'a, W>,
+    /// The index of the byte at position 0 of the receive ring while the second engine may publish. Only the engine of the slot
+    /// changes it, while it has the claim. So the second engine publishes nothing after the engine has taken that right away.
+    pub base: &'a W,
+    /// The filled position of the [`ReceiveRing`].
+    pub filled: &'a W,
+}
+
+impl<W: Word> Stores<'_, W> {
+    /// Ends a claim of the second engine, which has stored `len` bytes that end at index `end` of the stream. First publishes them if
+    /// the second engine may. Returns whether it did. `None` if the ring has been closed meanwhile.
+    #[inline]
+    pub fn commit(&self, claim: Claim, len: u64, end: u64) -> Option<bool> {
+        let base = self.base.load();
+        if base != UNPUBLISHED {
+            self.filled.store(end.wrapping_sub(base) & POSITION);
+        }
+        self.ring.commit(claim, len).then_some(base != UNPUBLISHED)
+    }
+
+    /// Lets the second engine publish, or ends that if `base` is `None`. The engine of the slot has the claim.
+    pub fn set_base(&self, base: Option<u64>) {
+        self.base.store(base.map_or(UNPUBLISHED, |base| base & POSITION));
     }
 }
 

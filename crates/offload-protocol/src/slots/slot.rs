@@ -8,7 +8,7 @@
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Doorbell, PairMarks, ReceiveRing, Received, SLOTS, SendRing};
+use super::{Doorbell, PairMarks, ReceiveRing, Received, SLOTS, SendRing, Stores};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -99,13 +99,23 @@ pub struct Header {
     pub sleeper: AtomicU32,
 }
 
+/// The words of [`Stores`].
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct StoreWords {
+    /// The word of [`SendRing`].
+    pub ring: AtomicU64,
+    /// See [`Stores::base`].
+    pub base: AtomicU64,
+}
+
 /// The words by which a second engine on this host stores bytes into the receive ring of a slot. They follow the header.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct PeerWords {
     /// A word of [`SendRing`], in which the second engine claims the receive ring for a store. It counts the stored bytes. The engine
     /// of the slot opens and closes it.
-    pub stores: Line,
+    pub stores: StoreWords,
     /// The index up to which the engine of the slot has received the stream. Only that engine writes it.
     pub noted: Line,
 }
@@ -287,8 +297,9 @@ impl Slot {
 
     /// Returns the ring's word for stores of a second engine.
     #[inline]
-    pub fn stores(&self) -> SendRing<'_, AtomicU64> {
-        SendRing(&self.peer().stores.0)
+    pub fn stores(&self) -> Stores<'_, AtomicU64> {
+        let StoreWords { ring, base } = &self.peer().stores;
+        Stores { ring: SendRing(ring), base, filled: &self.header().filled }
     }
 
     /// Returns the send ring.

@@ -446,6 +446,130 @@ fn receives_in_order(ends: bool) {
     });
 }
 
+/// A second engine stores a byte, and publishes it unless the engine of the slot has taken that right away. Meanwhile the program
+/// leaves the ring, and the engine moves what is left there to the pair. The engine ends the mode RING itself if `ends` is true.
+fn receives_stores_in_order(ends: bool) {
+    model(2, move || {
+        let connection = Receiving::new();
+        let words = Arc::new([Modelled::new(0), Modelled::new(0)]);
+        let receive = connection.receive();
+        assert!(receive.ask());
+        let mut engine = Delivering::default();
+        engine.serve(&connection, 1, false);
+        let stores = Stores { ring: SendRing(&words[0]), base: &words[1], filled: &connection.filled };
+        stores.set_base(engine.base);
+        let second = {
+            let (connection, words) = (connection.clone(), words.clone());
+            loom::thread::spawn(move || {
+                let stores =
+                    Stores { ring: SendRing(&words[0]), base: &words[1], filled: &connection.filled };
+                let Some(claim) = stores.ring.claim() else { return };
+                // SAFETY: loom fails the test if the program or the engine reads the byte meanwhile.
+                connection.ring[1].with_mut(|to| unsafe { *to = 2 });
+                assert!(stores.commit(claim, 1, 2).is_some());
+            })
+        };
+        let program = {
+            let connection = connection.clone();
+            loom::thread::spawn(move || {
+                let mut taken: Vec<u8> = connection.take().into_iter().collect();
+                if !connection.receive().stop() {
+                    taken.extend(connection.take());
+                }
+                taken
+            })
+        };
+        let hold = |engine: &mut Delivering, ends| {
+            let Some(claim) = stores.ring.claim() else { return false };
+            engine.received = 1 + claim.index;
+            stores.set_base(None);
+            engine.serve(&connection, 0, ends);
+            assert!(stores.ring.commit(claim, 0));
+            true
+        };
+        let mut held = (ends || !receive.taken().0) && hold(&mut engine, ends);
+        while ends && !held {
+            loom::thread::yield_now();
+            held = hold(&mut engine, true);
+        }
+        second.join().unwrap();
+        let mut taken = program.join().unwrap();
+        assert!(!held || !ends || !receive.is_moving(), "a byte is published that nobody moves");
+        assert!(hold(&mut engine, true));
+        taken.extend(std::iter::from_fn(|| connection.take_from_pair()));
+        assert_eq!(taken, (1..=1 + stores.ring.committed() as u8).collect::<Vec<_>>());
+        assert!(!receive.is_moving());
+    });
+}
+
+/// A word of which loom checks that stores do not race.
+struct Guarded(Modelled, UnsafeCell<()>);
+
+impl Word for Guarded {
+    fn load(&self) -> u64 {
+        Word::load(&self.0)
+    }
+
+    fn store(&self, value: u64) {
+        self.1.with_mut(|_| ());
+        Word::store(&self.0, value);
+    }
+
+    fn exchange(&self, current: u64, new: u64) -> bool {
+        self.0.exchange(current, new)
+    }
+
+    fn set(&self, _: u64) {
+        unreachable!("neither engine does this")
+    }
+
+    fn take(&self) -> u64 {
+        unreachable!("neither engine does this")
+    }
+
+    fn fence() {
+        Modelled::fence();
+    }
+}
+
+#[test]
+fn model_only_the_engine_that_has_the_claim_publishes() {
+    loom::model(|| {
+        let words = Arc::new([(); 3].map(|()| Guarded(Modelled::new(0), UnsafeCell::new(()))));
+        let second = {
+            let words = words.clone();
+            loom::thread::spawn(move || {
+                let stores = Stores { ring: SendRing(&words[0]), base: &words[1], filled: &words[2] };
+                if let Some(claim) = stores.ring.claim() {
+                    assert!(stores.commit(claim, 1, 1).is_some());
+                }
+            })
+        };
+        let claim = loop {
+            match SendRing(&words[0]).claim() {
+                Some(claim) => break claim,
+                None => loom::thread::yield_now(),
+            }
+        };
+        words[1].store(UNPUBLISHED);
+        words[2].store(7);
+        assert!(SendRing(&words[0]).commit(claim, 0));
+        // Only this engine publishes from now on.
+        words[2].store(8);
+        second.join().unwrap();
+    });
+}
+
+#[test]
+fn model_a_second_engine_publishes_while_the_program_leaves_the_ring() {
+    receives_stores_in_order(false);
+}
+
+#[test]
+fn model_a_second_engine_publishes_nothing_after_the_ring_is_held() {
+    receives_stores_in_order(true);
+}
+
 #[test]
 fn model_each_byte_is_received_once_and_in_order_through_ring_and_pair() {
     receives_in_order(false);

@@ -47,8 +47,8 @@ unsafe impl Sync for SharedArea {}
 
 impl SharedArea {
     /// Creates an area for the process with the ID `process` of user `user`, with rings of `ring` bytes. Returns it and its
-    /// memfd, which the process maps. Seals keep the process from resizing the area. The area does not need the memfd any
-    /// more. Pages that were not written take no memory.
+    /// memfd, which the process maps. Seals keep the process from resizing the area. The area itself does not need the
+    /// memfd ([`SharedArea::keep_file`]). Pages that were not written take no memory.
     ///
     /// # Errors
     /// Errors of the system: too many descriptors, too little memory. `InvalidInput` for a wrong length.
@@ -156,7 +156,7 @@ impl SharedArea {
         while stored != 0 {
             let index = stored.trailing_zeros() as usize;
             stored &= stored - 1;
-            match self.area().slot(index).map(|slot| slot.stores().close()) {
+            match self.area().slot(index).map(|slot| slot.stores().ring.close()) {
                 Some(Ok(_)) => self.release(index, true),
                 _ => self.release_after_store(index),
             }

@@ -7,6 +7,7 @@ use super::area::SharedArea;
 use super::slots::Polled;
 use crate::stack::arena::Key;
 use crate::stack::ring::ByteRing;
+use crate::stack::stream::Stream;
 use inlane_core::region::{Location, Region};
 use inlane_offload_protocol::slots::{Claim, POSITION, Slot};
 use std::os::fd::RawFd;
@@ -35,6 +36,13 @@ const MOST_DOUBLINGS: u32 = 10;
 /// The most bytes that a connection may have moved through its slot so that the slot's memory is kept for the next
 /// connection.
 const KEPT: u64 = 64 << 10;
+
+/// The nanoseconds for which a store of the peer's engine may last while this engine waits for its end. Usually it takes some
+/// microseconds, unless that engine is stopped.
+const STORE_LIMIT_NS: u64 = 5_000_000_000;
+/// For how long a connection must have had its slot before its receive ring is shared with the peer's engine, in nanoseconds. For
+/// shorter connections, the system calls cost more than they save.
+const LEAST_AGE_NS: u64 = 5_000_000;
 
 /// The error that the program broke the protocol of the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +98,8 @@ pub struct Direct {
     /// True if the engine found the socket pair empty, and has written nothing to the pair since then. If
     /// false, the engine checks the pair before it opens the receive ring.
     pair_empty: bool,
+    /// When the connection got the slot, in nanoseconds.
+    since: u64,
     /// When the slot was last used to send or receive, or the connection got it, in nanoseconds.
     used_at: u64,
     /// True if the engine took the send ring of the slot away while a thread of the program was writing to
@@ -103,6 +113,12 @@ pub struct Direct {
     pub listed: bool,
     /// True if the engine has tried to let the peer's engine store into the receive ring.
     pub offered: bool,
+    /// True while the peer's engine publishes the bytes that it stores into the receive ring.
+    published: bool,
+    /// True if that must end before the receive ring is left: see [`Direct::settle`].
+    must_end: bool,
+    /// When the engine first waited for a store, to end that.
+    stored_since: Option<u64>,
     /// The number of bytes that the program has sent through shared memory.
     pub sent: u64,
     /// The number of bytes that the program has received through shared memory.
@@ -139,7 +155,7 @@ impl Direct {
         header.device.store(device, Ordering::Relaxed);
         slot.pair().reset(from_start);
         slot.send().open(written);
-        let _ = slot.stores().close_by_force();
+        let _ = slot.stores().ring.close_by_force();
         header.inode.store(inode, Ordering::Release);
         area.area().inode(index).store(inode, Ordering::Release);
         Some(Self {
@@ -161,12 +177,16 @@ impl Direct {
             moved_in_row: 0,
             shunned_until: 0,
             pair_empty: from_start,
+            since: now,
             used_at: now,
             abandoned: false,
             arrived_at: 0,
             untried: from_start,
             listed: false,
             offered: false,
+            published: false,
+            must_end: false,
+            stored_since: None,
             sent: 0,
             received: 0,
         })
@@ -377,8 +397,77 @@ impl Direct {
                 (self.progress_at, self.arrived_at) = (now, now);
             }
             (self.filled, self.used_at) = (filled, now);
-            receive.fill(filled);
-            self.area.announce(self.index);
+            if !self.published {
+                receive.fill(filled);
+                self.area.announce(self.index);
+            }
+        }
+        true
+    }
+
+    /// Returns true if the receive ring should be shared with the peer's engine now, and has not been.
+    pub fn may_offer(&self, now: u64) -> bool {
+        !self.offered && now >= self.since + LEAST_AGE_NS
+    }
+
+    /// Returns true if the peer's engine could publish the bytes that it stores: the receive ring is open.
+    pub fn may_publish(&self) -> bool {
+        self.offered && self.open && !self.published
+    }
+
+    /// Begins that the peer's engine publishes. All bytes in the receive ring are filled. Returns the index of the byte at position 0.
+    pub fn begin_publishing(&mut self) -> u64 {
+        self.published = true;
+        self.base
+    }
+
+    /// Ends that the peer's engine publishes, if the receive ring must be left or bytes of `stream` arrive in other ways. Returns
+    /// `None` if a store is under way: try again in the next round. Otherwise returns whether it has ended that.
+    ///
+    /// # Errors
+    /// If a store takes longer than [`STORE_LIMIT_NS`], which could also be the program's doing.
+    #[inline]
+    pub fn end_publishing(&mut self, now: u64, stream: &mut Stream) -> Result<Option<bool>, Hostile> {
+        if !self.published || !self.must_end && stream.arrives_by_stores() {
+            return Ok(Some(false));
+        }
+        let ended = self.stop_publishing(now, stream);
+        let since = *self.stored_since.get_or_insert(now);
+        if ended {
+            self.stored_since = None;
+        } else if now >= since + STORE_LIMIT_NS {
+            return Err(Hostile);
+        }
+        Ok(ended.then_some(true))
+    }
+
+    /// Ends that the peer's engine stores and publishes, so that a later request can take the slot from the connection. Returns false if
+    /// the peer's engine did not publish.
+    pub fn forbid_publishing(&mut self, now: u64, stream: &mut Stream) -> bool {
+        let published = self.published;
+        if published && stream.close_stores(now) {
+            self.stop_publishing(now, stream);
+        }
+        published
+    }
+
+    /// Ends that the peer's engine publishes. Returns false if a store is under way.
+    #[cold]
+    fn stop_publishing(&mut self, now: u64, stream: &mut Stream) -> bool {
+        // A ring that is closed for stores needs no claim.
+        let claim = match stream.has_stores() {
+            true => match stream.hold_stores(now) {
+                Some(claim) => Some(claim),
+                None => return false,
+            },
+            false => None,
+        };
+        (self.published, self.must_end) = (false, false);
+        self.filled = stream.connection.received().wrapping_sub(self.base) & POSITION;
+        self.slot.receive().fill(self.filled);
+        self.area.announce(self.index);
+        if let Some(claim) = claim {
+            stream.release_stores(claim, None);
         }
         true
     }
@@ -392,12 +481,15 @@ impl Direct {
     /// Returns true if there are received bytes that the program has not taken: bytes in the receive ring, or bytes that
     /// were discarded.
     pub fn has_unread(&self) -> bool {
-        self.unread || self.open && self.slot.receive().taken().1 != self.filled
+        // The program may have taken bytes of the peer's engine that were not processed yet.
+        let left = self.filled.wrapping_sub(self.slot.receive().taken().1) & POSITION;
+        self.unread || self.open && left > 0 && !(self.published && left > self.area.ring() as u64)
     }
 
     /// Returns how many bytes of the receive ring the program has taken since the last call. If the program has left the ring,
     /// or has taken nothing for too long, bytes that are left there must go to the pair. Write them there, then call
-    /// [`Direct::note_pair_written`].
+    /// [`Direct::note_pair_written`]. If the peer's engine publishes bytes in the ring, call [`Direct::end_publishing`] and then this again,
+    /// before bytes are written.
     ///
     /// # Errors
     /// If the program broke the protocol.
@@ -412,6 +504,10 @@ impl Direct {
             self.note_use(true);
         }
         if open && !self.is_overdue(now) {
+            return Ok(taken);
+        }
+        if self.published {
+            self.must_end = true;
             return Ok(taken);
         }
         if !open && self.slot.receive().is_asked() {
@@ -454,8 +550,14 @@ impl Direct {
     /// Takes note of the position up to which the program has taken bytes. Returns the number of new bytes.
     fn advance(&mut self, position: u64) -> Result<u64, Hostile> {
         let distance = |from, to: u64| to.wrapping_sub(from) & POSITION;
-        let taken = distance(self.taken, position);
-        if taken > distance(self.taken, self.filled) {
+        let mut taken = distance(self.taken, position);
+        let filled = distance(self.taken, self.filled);
+        let mut position = position;
+        if taken > filled && self.published {
+            // The peer's engine has published bytes that this engine has not processed. The program may have taken them.
+            (taken, position) = (filled, self.filled);
+        }
+        if taken > filled {
             return Err(Hostile);
         }
         self.taken = position;
@@ -518,7 +620,7 @@ impl Drop for Direct {
         self.slot.receive().close();
         // If a thread has the claim, never use the slot of shared memory again, because the thread may still write. If the peer's engine has
         // that of the receive ring, do not use the slot until its store has ended.
-        let is_stored = self.slot.stores().close().is_err();
+        let is_stored = self.slot.stores().ring.close().is_err();
         match self.slot.send().close() {
             Ok(_) if self.abandoned => {}
             Ok(_) if is_stored => self.area.release_after_store(self.index),

@@ -25,15 +25,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The age from which a connection's ring is shared, in nanoseconds. For shorter connections, the system calls cost more than they
-/// save.
-const LEAST_AGE_NS: u64 = 5_000_000;
 /// The most messages of a peer that wait for the announcement of their connections.
 const MOST_OFFERS: usize = 64;
 /// How long a message waits for the announcement, in nanoseconds.
 const OFFER_NS: u64 = 1_000_000_000;
 
-/// What an engine tells its peer's about the receive ring of a connection.
+/// What an engine tells the peer's engine about the receive ring of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Offer {
     /// The peer's queue pair and token, which identify the connection.
@@ -120,8 +117,9 @@ impl PeerMemory {
     /// Takes the offer for the connection with this queue pair and token.
     fn take(&self, now: u64, queue_pair: u32, token: u64) -> Option<(Offer, Arc<PeerArea>)> {
         let mut received = lock(&self.received);
-        received.forget_old(now);
-        for (message, descriptor) in std::iter::from_fn(|| self.channel.receive()).take(MOST_OFFERS) {
+        // Further messages wait in the channel.
+        let room = MOST_OFFERS - received.offers.len();
+        for (message, descriptor) in std::iter::from_fn(|| self.channel.receive()).take(room) {
             received.add(now, &message, &descriptor);
         }
         let wanted = |(_, offer, _): &(u64, Offer, Arc<PeerArea>)| {
@@ -140,7 +138,7 @@ impl Received {
     }
 
     fn add(&mut self, now: u64, message: &[u8; PEER_MESSAGE], descriptor: &OwnedFd) {
-        let Some(offer) = Offer::parse(message).filter(|_| self.offers.len() < MOST_OFFERS) else { return };
+        let Some(offer) = Offer::parse(message) else { return };
         let Ok(status) = rustix::fs::fstat(descriptor) else { return };
         let (file, ring) = ((status.st_dev, status.st_ino), offer.ring as usize);
         let known = self.areas.iter().filter_map(Weak::upgrade).find(|area| area.file == file);
@@ -175,12 +173,12 @@ impl Engine {
     pub(super) fn share_rings(&mut self, now: u64, unoffered: Option<Key>) {
         self.accept_stores(now);
         if let Some(key) = unoffered {
-            self.offer_stores(now, key);
+            self.offer_stores(key);
         }
     }
 
     /// Offers the peer's engine to store into the receive ring of a connection, if RDMA carries its data.
-    fn offer_stores(&mut self, now: u64, key: Key) {
+    fn offer_stores(&mut self, key: Key) {
         let Some(memory) = &self.slots.peer else { return };
         let Some(Socket {
             role: Role::Stream(stream),
@@ -190,9 +188,7 @@ impl Engine {
         else {
             return;
         };
-        let Some(direct) = pair.direct.as_mut().filter(|_| now >= stream.since + LEAST_AGE_NS) else {
-            return;
-        };
+        let Some(direct) = &mut pair.direct else { return };
         direct.offered = true;
         let (area, index) = (direct.location().0.clone(), direct.location().1);
         let (thread, slot) = (direct.thread(), direct.slot());
@@ -216,6 +212,7 @@ impl Engine {
     /// Maps the receive rings that the peer's engine has shared, and lets the connections store there.
     fn accept_stores(&mut self, now: u64) {
         let Some(memory) = self.slots.peer.clone() else { return };
+        lock(&memory.received).forget_old(now);
         for key in self.stack.take_shared() {
             let Some(stream) = self.stack.sockets.get_mut(key).and_then(stream_of) else { continue };
             let Some(carrier) = stream.carrier() else { continue };
@@ -233,7 +230,10 @@ impl Engine {
             };
             let (index, thread) = (offer.slot as usize, offer.thread as usize);
             let (ring, stored) = (ByteRing::shared(ring), offer.start);
-            stream.store_into(now, PeerRing { ring, area, slot, index, thread, stored, check_at: None });
+            stream.store_into(
+                now,
+                PeerRing { ring, area, slot, index, thread, stored, check_at: None, busy_since: None },
+            );
             self.stack.touch(key);
         }
     }

@@ -71,6 +71,8 @@ pub(super) struct Slots {
     areas: Arc<Mutex<Vec<Weak<SharedArea>>>>,
     /// The channel to the peer's engine, if data may be stored into its memory.
     pub peer: Option<Arc<PeerMemory>>,
+    /// A connection whose receive ring can be shared with the peer's engine.
+    unoffered: Option<Key>,
 }
 
 impl Slots {
@@ -240,6 +242,12 @@ impl Engine {
         else {
             return;
         };
+        if let Some(direct) = &mut pair.direct
+            && direct.forbid_publishing(now, stream)
+        {
+            // The program may have taken bytes that this engine has not counted yet.
+            return self.stack.touch(key);
+        }
         let capacity = stream.send.capacity();
         if let (Some(direct), Some(send), Some(receive)) =
             (&mut pair.direct, allocate_ring(capacity), allocate_ring(capacity))
@@ -290,11 +298,14 @@ impl Engine {
     }
 
     /// Adds a connection to the list of those with bytes in the receive ring, if it has some.
-    pub(super) fn note_received(&mut self, key: Key) {
+    pub(super) fn note_received(&mut self, now: u64, key: Key) {
         if let Some(direct) = direct_of(&mut self.stack, key)
             && direct.has_untaken()
             && !std::mem::replace(&mut direct.listed, true)
         {
+            if self.slots.unoffered.is_none() && direct.may_offer(now) {
+                self.slots.unoffered = Some(key);
+            }
             self.slots.receiving.push(key);
         }
     }
@@ -332,15 +343,11 @@ impl Engine {
             }
         }
         let shares = all && peer.is_some();
-        let mut unoffered = None;
         let all = all || receiving.len() <= FEW;
         receiving.retain(|&key| {
             let Some(direct) = direct_of(&mut self.stack, key) else { return false };
             direct.listed = direct.has_untaken();
             let listed = direct.listed;
-            if shares && !direct.offered {
-                unoffered = Some(key);
-            }
             if direct.has_receive_work(now, all) {
                 worked = true;
                 self.stack.touch(key);
@@ -348,6 +355,7 @@ impl Engine {
             listed
         });
         if shares {
+            let unoffered = self.slots.unoffered.take();
             self.share_rings(now, unoffered);
         }
         worked

@@ -138,7 +138,7 @@ impl Engine {
                 if again {
                     self.stack.touch(key);
                 }
-                self.note_received(key);
+                self.note_received(now, key);
             }
         }
     }
@@ -216,6 +216,11 @@ impl StreamPair {
                 direct.postpone(now);
             }
             stream.delivered += direct.settle(now)?;
+            match direct.end_publishing(now, stream)? {
+                Some(false) => {}
+                Some(true) => stream.delivered += direct.settle(now)?,
+                None => return Ok(true),
+            }
         }
         if self.discards {
             self.discard(stream);
@@ -224,6 +229,13 @@ impl StreamPair {
         if let Some(direct) = &mut self.direct
             && direct.fill(now, fd, stream.delivered, stream.undelivered())
         {
+            if direct.may_publish()
+                && stream.arrives_by_stores()
+                && let Some(claim) = stream.hold_stores(now)
+            {
+                direct.fill(now, fd, stream.delivered, stream.undelivered());
+                stream.release_stores(claim, Some(direct.begin_publishing()));
+            }
             stream.publish_delivered();
             return Ok(false);
         }

@@ -342,6 +342,7 @@ impl Stream {
     /// Sends RDMA packets until there are none or the link is congested. Returns true if the link was congested.
     pub(super) fn transmit_carried(&mut self, now: u64, network: &mut Network) -> bool {
         let Transport::Rdma(carrier) = &mut self.transport else { return false };
+        let mut busy = false;
         let rdma = &mut carrier.connection;
         if self.connection.state() == State::Closed {
             // After a reset by the peer, it has nothing to be told.
@@ -353,7 +354,7 @@ impl Stream {
             let written = rdma.set_written(now, self.written.max(rdma.acknowledged()));
             let consumed = rdma.set_consumed(self.delivered.min(rdma.received()));
             debug_assert!(written.is_ok() && consumed.is_ok(), "{written:?}, {consumed:?}");
-            carrier.store(now, &self.send);
+            busy = carrier.store(now, &self.send);
         }
         let Carrier { connection: rdma, headers, .. } = &mut **carrier;
         let (local, remote) = (self.flow.local, self.flow.remote);
@@ -361,7 +362,7 @@ impl Stream {
         while !network.is_congested() {
             let Some(transmit) = rdma.poll_transmit(now, headers) else {
                 self.follow(now);
-                return false;
+                return busy;
             };
             let headers = &headers[..transmit.headers];
             let (payload, padding) = (transmit.payload, transmit.padding);

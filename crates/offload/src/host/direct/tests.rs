@@ -266,14 +266,14 @@ fn a_slot_is_free_once_the_peers_engine_has_ended_its_store() {
     let area = area();
     let direct = connection_in(&area, 0).unwrap();
     let slot = direct.slot();
-    slot.stores().open(9);
-    let store = slot.stores().claim_at(9).unwrap();
+    slot.stores().ring.open(9);
+    let store = slot.stores().ring.claim_at(9).unwrap();
     drop(direct);
     let all: Vec<Direct> = std::iter::from_fn(|| connection_in(&area, 0)).collect();
     assert_eq!((all.len(), area.is_full()), (SLOTS - 1, true));
-    assert!(slot.stores().commit(store, 5) && !area.is_full());
+    assert!(slot.stores().ring.commit(store, 5) && !area.is_full());
     assert!(
         connection_in(&area, 0).is_some_and(|direct| direct.slot() == slot)
-            && slot.stores().claim_at(14).is_none()
+            && slot.stores().ring.claim_at(14).is_none()
     );
 }

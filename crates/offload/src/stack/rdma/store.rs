@@ -10,7 +10,7 @@ use crate::stack::arena::Key;
 use crate::stack::ring::ByteRing;
 use crate::stack::socket::{Role, Socket};
 use crate::stack::stream::Stream;
-use inlane_offload_protocol::slots::{Area, POSITION, Slot};
+use inlane_offload_protocol::slots::{Area, Claim, POSITION, Slot};
 use inlane_rdma::{Connection, MILLISECOND};
 use inlane_tcp::Events;
 use std::any::Any;
@@ -38,30 +38,52 @@ pub struct PeerRing {
     pub stored: u64,
     /// When to look at [`inlane_offload_protocol::slots::PeerWords::noted`].
     pub check_at: Option<u64>,
+    /// When the ring was first found claimed by the peer.
+    pub busy_since: Option<u64>,
 }
 
 // SAFETY: the slot lies in memory that the ring keeps mapped. It is accessed only by atomics and copies, and any thread may do these.
 unsafe impl Send for PeerRing {}
 
+/// How long the peer may have the ring claimed before packets carry the data again, in nanoseconds. Usually that takes less than a
+/// microsecond, unless the peer's engine is stopped.
+const BUSY_NS: u64 = 100 * MILLISECOND;
+
+/// The outcome of a store.
+enum Stored {
+    Done,
+    /// The peer has the ring claimed. Try again in the next round.
+    Busy,
+    /// The peer has closed the ring for stores.
+    Closed,
+}
+
 impl PeerRing {
-    /// Stores the bytes of `range`. Returns false if the peer has closed the ring for stores.
-    fn store(&mut self, from: &ByteRing, range: std::ops::Range<u64>) -> bool {
-        let len = range.end - range.start;
+    /// Stores the bytes of `range`, and shows them to the program if the peer allows that.
+    fn store(&mut self, now: u64, from: &ByteRing, range: std::ops::Range<u64>) -> Stored {
+        let (len, end) = (range.end - range.start, range.end);
+        let stores = self.slot.stores();
         // After the peer has closed the ring, the slot may have another connection, whose word counts from another number.
-        let Some(claim) = self.slot.stores().claim_at(self.stored) else { return false };
+        let Some(claim) = stores.ring.claim_at(self.stored) else {
+            let since = *self.busy_since.get_or_insert(now);
+            let busy = stores.ring.is_at(self.stored) && now < since + BUSY_NS;
+            return if busy { Stored::Busy } else { Stored::Closed };
+        };
+        self.busy_since = None;
         self.ring.copy_from(from, range);
-        let done = self.slot.stores().commit(claim, len);
-        if done {
-            self.stored = self.stored.wrapping_add(len) & POSITION;
+        let Some(published) = stores.commit(claim, len, end) else { return Stored::Closed };
+        self.stored = self.stored.wrapping_add(len) & POSITION;
+        if published {
+            self.area.ready().fetch_or(1 << self.index, Ordering::Release);
         }
-        done
+        Stored::Done
     }
 
     /// Returns the index up to which the peer has noted the stream. `None` if it has closed the ring for stores.
     fn noted(&self) -> Option<u64> {
         // The peer closes the word before the slot's words get another use, so check it last.
         let noted = self.slot.peer().noted.0.load(Ordering::Acquire);
-        self.slot.stores().is_at(self.stored).then_some(noted)
+        self.slot.stores().ring.is_at(self.stored).then_some(noted)
     }
 }
 
@@ -71,6 +93,8 @@ pub struct OwnRing {
     _area: Arc<dyn Any + Send + Sync>,
     /// The stored bytes that were processed, counted as [`PeerRing::stored`].
     counted: u64,
+    /// The bytes that packets had placed when bytes were last stored.
+    placed: u64,
 }
 
 // SAFETY: as for `PeerRing`; the area stays mapped.
@@ -80,12 +104,13 @@ impl OwnRing {
     /// Opens the ring for stores. The stream was received up to `received`.
     fn open(&self, received: u64) {
         self.slot.peer().noted.0.store(received, Ordering::Release);
-        self.slot.stores().open(self.counted);
+        self.slot.stores().set_base(None);
+        self.slot.stores().ring.open(self.counted);
     }
 
     /// Returns the receive ring of a slot of `area`, whose stored bytes are counted from `start`.
     pub fn new(slot: Slot, area: Arc<dyn Any + Send + Sync>, start: u64) -> Self {
-        Self { slot, _area: area, counted: start & POSITION }
+        Self { slot, _area: area, counted: start & POSITION, placed: u64::MAX }
     }
 
     /// Processes the stored bytes up to `committed`.
@@ -93,6 +118,7 @@ impl OwnRing {
         let len = committed.wrapping_sub(self.counted) & POSITION;
         if len > 0 {
             self.counted = committed;
+            self.placed = connection.counters().placed_ring;
             connection.on_peer_stored(len);
             self.slot.peer().noted.0.store(connection.received(), Ordering::Release);
         }
@@ -104,28 +130,32 @@ impl Carrier {
     #[inline]
     pub(super) fn process_stores(&mut self) {
         if let Some(own) = &mut self.own {
-            own.process(&mut self.connection, own.slot.stores().committed());
+            own.process(&mut self.connection, own.slot.stores().ring.committed());
         }
     }
 
-    /// Stores new data into the peer's memory, if it has shared that.
+    /// Stores new data into the peer's memory, if it has shared that. Returns true if the next round must try again.
     #[inline]
-    pub(super) fn store(&mut self, now: u64, send: &ByteRing) {
-        let Self { connection, peer: Some(peer), .. } = self else { return };
+    pub(super) fn store(&mut self, now: u64, send: &ByteRing) -> bool {
+        let Self { connection, peer: Some(peer), .. } = self else { return false };
         let most = MOST.min(peer.ring.capacity() as u64);
         while let Some(range) = connection.storable(most) {
             let len = range.end - range.start;
-            if !peer.store(send, range) {
-                connection.set_stores(now, false);
-                self.peer = None;
-                return;
+            match peer.store(now, send, range) {
+                Stored::Done => connection.on_stored(now, len),
+                Stored::Busy => return true,
+                Stored::Closed => {
+                    connection.set_stores(now, false);
+                    self.peer = None;
+                    return false;
+                }
             }
-            connection.on_stored(now, len);
             if peer.area.doorbell(peer.thread).ring(1 << peer.index) == 0 {
                 connection.wake_peer();
             }
         }
         self.look_at_noted(now);
+        false
     }
 
     /// Returns true while the peer's engine may store into the receive ring.
@@ -199,11 +229,47 @@ impl Stream {
     pub fn close_stores(&mut self, now: u64) -> bool {
         let Transport::Rdma(carrier) = &mut self.transport else { return true };
         let Some(own) = &mut carrier.own else { return true };
-        let Ok(committed) = own.slot.stores().close() else { return false };
+        let Ok(committed) = own.slot.stores().ring.close() else { return false };
         own.process(&mut carrier.connection, committed);
         carrier.own = None;
         self.connection.carry_received(now, carrier.connection.received(), carrier.connection.granted());
         true
+    }
+
+    /// Claims the receive ring, so the peer's engine stores and publishes nothing until the claim is given to
+    /// [`Stream::release_stores`]. Processes all stored bytes before that. `None` if a store is under way: try again in the next round.
+    pub fn hold_stores(&mut self, now: u64) -> Option<Claim> {
+        let Transport::Rdma(carrier) = &mut self.transport else { return None };
+        let claim = carrier.own.as_ref()?.slot.stores().ring.claim()?;
+        // The committed index is that of the claim.
+        self.process_stores(now);
+        Some(claim)
+    }
+
+    /// Returns true if the peer's engine may store into the receive ring.
+    pub fn has_stores(&self) -> bool {
+        self.carrier().is_some_and(|carrier| carrier.own.is_some())
+    }
+
+    /// Returns true if the last bytes have arrived by stores.
+    #[inline]
+    pub fn arrives_by_stores(&self) -> bool {
+        self.carrier().is_some_and(|carrier| {
+            let placed = carrier.connection.counters().placed_ring;
+            carrier.own.as_ref().is_some_and(|own| own.placed == placed)
+        })
+    }
+
+    /// Ends what [`Stream::hold_stores`] has begun. From then on, the peer's engine publishes stored bytes to the program if `base` is
+    /// the index of the byte at position 0 of the receive ring.
+    pub fn release_stores(&mut self, claim: Claim, base: Option<u64>) {
+        if let Transport::Rdma(carrier) = &mut self.transport
+            && let Some(own) = &carrier.own
+        {
+            own.slot.stores().set_base(base);
+            // This fails only if a hostile program has changed the word. The next store then finds it.
+            own.slot.stores().ring.commit(claim, 0);
+        }
     }
 
     /// Stores new data into the peer's memory from now on.

@@ -65,7 +65,16 @@ impl Stored {
             Region::from_raw(address, BUFFER, inlane_core::region::Location::Host, Arc::new(()))
         };
         let (ring, now) = (ByteRing::shared(ring), self.link.world.now);
-        let peer = PeerRing { ring, area, slot, index: 3, thread: 0, stored: start, check_at: None };
+        let peer = PeerRing {
+            ring,
+            area,
+            slot,
+            index: 3,
+            thread: 0,
+            stored: start,
+            check_at: None,
+            busy_since: None,
+        };
         self.stream(0).store_into(now, peer);
     }
 
@@ -128,8 +137,8 @@ proptest! {
         for (kind, word, steps) in words {
             let peer = stored.slot.peer();
             match kind {
-                0 => peer.stores.0.store(word, Ordering::Relaxed),
-                1 => peer.stores.0.store((word & 0xffff) + (1 << 40), Ordering::Relaxed),
+                0 => peer.stores.ring.store(word, Ordering::Relaxed),
+                1 => peer.stores.ring.store((word & 0xffff) + (1 << 40), Ordering::Relaxed),
                 2 => peer.noted.0.store(word, Ordering::Relaxed),
                 _ => peer.noted.0.store(word & 0xff_ffff, Ordering::Relaxed),
             }
@@ -168,7 +177,7 @@ fn wrong_words_end_the_connection_and_are_counted() {
             stored.answer();
             let peer = stored.slot.peer();
             if step == 10 && at == 0 {
-                peer.stores.0.fetch_add(1 << 20, Ordering::Relaxed);
+                peer.stores.ring.fetch_add(1 << 20, Ordering::Relaxed);
             } else if step == 10 {
                 peer.noted.0.store(1 << 50, Ordering::Relaxed);
             }
@@ -196,13 +205,13 @@ fn a_slot_that_another_connection_has_got_stays_its_own() {
     let now = stored.link.world.now;
     assert!(stored.stream(1).close_stores(now));
     stored.slot.peer().noted.0.store(1 << 50, Ordering::Release);
-    stored.slot.stores().open(77);
+    stored.slot.stores().ring.open(77);
     stored.link.to_send[0] = data(5000);
     for _ in 0..100 {
         stored.link.step(&mut |_| 1);
     }
     assert!(stored.link.received[1] == [data(1000), data(5000)].concat());
-    assert!(stored.slot.stores().is_at(77), "the other connection's word");
+    assert!(stored.slot.stores().ring.is_at(77), "the other connection's word");
     let [client, server] = counters(&stored.link.world);
     assert_eq!((client.refused(), server.refused(), client.returned), (0, 0, 0));
 }
