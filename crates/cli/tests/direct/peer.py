@@ -75,6 +75,44 @@ def queued(port):
         assert client.wait() == 0
 
 
+def answer(port):
+    """Echoes messages of a connection, without waits in the kernel. Answers the last one and closes at once."""
+    open_server = socket.create_server((ADDRESS, port))
+    print("ready", flush=True)
+    for _ in range(40):
+        connection = open_server.accept()[0]
+        message = None
+        while message != b"last":
+            try:
+                message = connection.recv(4, socket.MSG_DONTWAIT)
+                connection.sendall(message if message != b"last" else b"answer" * 100)
+            except BlockingIOError:
+                pass
+            if message == b"":
+                break
+        connection.close()
+        if message == b"last":
+            print("closed", flush=True)
+
+
+def question(port):
+    """Sends messages for some time, and the last one when its input ends. Reads all of the answer."""
+    for _ in range(20):
+        socket.create_connection((ADDRESS, port)).close()
+    connection = socket.create_connection((ADDRESS, port))
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:
+        connection.sendall(b"next")
+        assert connection.recv(4) == b"next"
+    print("warm", flush=True)
+    sys.stdin.read()
+    connection.sendall(b"last")
+    answer = b""
+    while part := connection.recv(1000):
+        answer += part
+    assert answer == b"answer" * 100, answer
+
+
 def drain(port):
     server = socket.create_server((ADDRESS, port))
     print("ready", flush=True)

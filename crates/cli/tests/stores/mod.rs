@@ -95,6 +95,40 @@ fn engines_with_two_threads_store_and_an_engine_can_refuse() {
     }
 }
 
+/// The program takes a message that the client's engine has stored, answers and closes, while its own engine is stopped.
+#[test]
+fn an_answer_arrives_whole_if_the_program_closes_before_its_engine_sees_the_question() {
+    let Some(joined) = Joined::start("memif", 1, &RDMA) else { return };
+    let mut seen = 0;
+    let start = Instant::now();
+    for port in 5000.. {
+        let port = port.to_string();
+        let mut server = program(&joined, 0, ["answer", &port]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        let _server = Running(server);
+        let (closed, closes) = std::sync::mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(closed.send(line))));
+        let mut client = program(&joined, 1, ["question", &port]);
+        let mut client = client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "warm");
+        joined.signal(0, libc::SIGSTOP);
+        drop(client.stdin.take());
+        // Without a store, the server sees the message only after this.
+        let early = closes.recv_timeout(Duration::from_millis(200)).is_ok();
+        joined.signal(0, libc::SIGCONT);
+        assert_eq!(lines.next().unwrap().unwrap(), "all right");
+        assert!(client.wait().unwrap().success());
+        seen += u32::from(early);
+        if seen == 5 {
+            return;
+        }
+        // On a busy machine, the engine shares memory only sometimes.
+        assert!(start.elapsed() < Duration::from_secs(120), "{seen}: {}", joined.status_of(0));
+    }
+}
+
 /// A stopped engine delays the bytes. Those of a killed one end with it.
 #[test]
 fn connections_outlive_stops_of_an_engine_and_end_with_it() {

@@ -38,7 +38,7 @@ const MOST_DOUBLINGS: u32 = 10;
 const KEPT: u64 = 64 << 10;
 
 /// The nanoseconds for which a store of the peer's engine may last while this engine waits for its end. Usually it takes some
-/// microseconds, unless that engine is stopped.
+/// microseconds, unless that engine is stopped. The program could also pretend a store.
 const STORE_LIMIT_NS: u64 = 5_000_000_000;
 /// For how long a connection must have had its slot before its receive ring is shared with the peer's engine, in nanoseconds. For
 /// shorter connections, the system calls cost more than they save.
@@ -423,22 +423,29 @@ impl Direct {
 
     /// Ends that the peer's engine publishes, if the receive ring must be left or bytes of `stream` arrive in other ways. Returns
     /// `None` if a store is under way: try again in the next round. Otherwise returns whether it has ended that.
+    #[inline]
+    pub fn end_publishing(&mut self, now: u64, stream: &mut Stream) -> Option<bool> {
+        if !self.published || !self.must_end && stream.arrives_by_stores() {
+            return Some(false);
+        }
+        self.stop_publishing(now, stream).then_some(true)
+    }
+
+    /// Returns how many further bytes the program has taken, which has closed its end of the pair. Ends that the peer's engine
+    /// publishes, because the program may have taken bytes that this engine has not processed. Returns `None` if a store is under
+    /// way: try again in the next round.
     ///
     /// # Errors
-    /// If a store takes longer than [`STORE_LIMIT_NS`], which could also be the program's doing.
-    #[inline]
-    pub fn end_publishing(&mut self, now: u64, stream: &mut Stream) -> Result<Option<bool>, Hostile> {
-        if !self.published || !self.must_end && stream.arrives_by_stores() {
-            return Ok(Some(false));
+    /// If the program broke the protocol.
+    pub fn settle_last(&mut self, now: u64, stream: &mut Stream) -> Result<Option<u64>, Hostile> {
+        if !self.open {
+            return Ok(Some(0));
         }
-        let ended = self.stop_publishing(now, stream);
-        let since = *self.stored_since.get_or_insert(now);
-        if ended {
-            self.stored_since = None;
-        } else if now >= since + STORE_LIMIT_NS {
-            return Err(Hostile);
+        if self.published && !self.stop_publishing(now, stream) {
+            return Ok(None);
         }
-        Ok(ended.then_some(true))
+        let (_, position) = self.slot.receive().taken();
+        self.advance(position).map(Some)
     }
 
     /// Ends that the peer's engine stores and publishes, so that a later request can take the slot from the connection. Returns false if
@@ -451,18 +458,19 @@ impl Direct {
         published
     }
 
-    /// Ends that the peer's engine publishes. Returns false if a store is under way.
+    /// Ends that the peer's engine publishes. Returns false if a store is under way. Aborts the connection if that store takes longer
+    /// than [`STORE_LIMIT_NS`].
     #[cold]
     fn stop_publishing(&mut self, now: u64, stream: &mut Stream) -> bool {
         // A ring that is closed for stores needs no claim.
-        let claim = match stream.has_stores() {
-            true => match stream.hold_stores(now) {
-                Some(claim) => Some(claim),
-                None => return false,
-            },
-            false => None,
-        };
-        (self.published, self.must_end) = (false, false);
+        let claim = if stream.has_stores() { stream.hold_stores(now) } else { None };
+        if claim.is_none() && stream.has_stores() {
+            if now < *self.stored_since.get_or_insert(now) + STORE_LIMIT_NS {
+                return false;
+            }
+            stream.connection.abort();
+        }
+        (self.published, self.must_end, self.stored_since) = (false, false, None);
         self.filled = stream.connection.received().wrapping_sub(self.base) & POSITION;
         self.slot.receive().fill(self.filled);
         self.area.announce(self.index);
@@ -479,11 +487,9 @@ impl Direct {
     }
 
     /// Returns true if there are received bytes that the program has not taken: bytes in the receive ring, or bytes that
-    /// were discarded.
+    /// were discarded. Call this after [`Direct::settle_last`].
     pub fn has_unread(&self) -> bool {
-        // The program may have taken bytes of the peer's engine that were not processed yet.
-        let left = self.filled.wrapping_sub(self.slot.receive().taken().1) & POSITION;
-        self.unread || self.open && left > 0 && !(self.published && left > self.area.ring() as u64)
+        self.unread || self.open && self.slot.receive().taken().1 != self.filled
     }
 
     /// Returns how many bytes of the receive ring the program has taken since the last call. If the program has left the ring,
@@ -587,6 +593,7 @@ impl Direct {
 
     /// Closes the receive ring, and ends a move of its bytes to the pair. Call this when the received bytes are discarded.
     pub fn discard(&mut self) {
+        self.must_end = self.published;
         self.end_receiving();
         if self.moving {
             self.unread = true;

@@ -301,12 +301,13 @@ impl Engine {
     pub(super) fn note_received(&mut self, now: u64, key: Key) {
         if let Some(direct) = direct_of(&mut self.stack, key)
             && direct.has_untaken()
-            && !std::mem::replace(&mut direct.listed, true)
         {
             if self.slots.unoffered.is_none() && direct.may_offer(now) {
                 self.slots.unoffered = Some(key);
             }
-            self.slots.receiving.push(key);
+            if !std::mem::replace(&mut direct.listed, true) {
+                self.slots.receiving.push(key);
+            }
         }
     }
 

@@ -216,7 +216,7 @@ impl StreamPair {
                 direct.postpone(now);
             }
             stream.delivered += direct.settle(now)?;
-            match direct.end_publishing(now, stream)? {
+            match direct.end_publishing(now, stream) {
                 Some(false) => {}
                 Some(true) => stream.delivered += direct.settle(now)?,
                 None => return Ok(true),
@@ -386,7 +386,7 @@ impl StreamPair {
                 (Err(_), _, claim) => self.commit(stream, claim, 0)?,
             }
             match taken {
-                Ok((0, _)) => self.finish_sending(now, stream, fd, options),
+                Ok((0, _)) => self.finish_sending(now, stream, fd, options)?,
                 Ok((len, cut)) => {
                     self.unaccepted = false;
                     moved += len as u64;
@@ -395,7 +395,7 @@ impl StreamPair {
                     // descriptors with the bytes.
                     let emptied = len < wanted && !cut;
                     if emptied && self.closed {
-                        self.finish_sending(now, stream, fd, options);
+                        self.finish_sending(now, stream, fd, options)?;
                     } else {
                         // Read again at once if the pair may have more data or may have ended. Otherwise wait
                         // until epoll reports new data.
@@ -418,7 +418,8 @@ impl StreamPair {
             // The program shut down its sending direction earlier, and has now closed the socket. Clear
             // `readable`. Otherwise, a later round would close or abort the connection again.
             self.readable = false;
-            self.close_or_reset(now, stream, fd, options);
+            self.close_or_reset(now, stream, fd, options)?;
+            return Ok(writing || self.readable);
         }
         Ok(writing)
     }
@@ -433,23 +434,47 @@ impl StreamPair {
 
     /// Ends the connection's sending direction, because the engine has read all data of the program. Closes or
     /// resets the connection if the program has also closed the socket.
-    fn finish_sending(&mut self, now: u64, stream: &mut Stream, fd: RawFd, options: &SocketOptions) {
+    fn finish_sending(
+        &mut self,
+        now: u64,
+        stream: &mut Stream,
+        fd: RawFd,
+        options: &SocketOptions,
+    ) -> Result<(), Hostile> {
         self.program_finished = true;
-        match self.resetting || self.hung_up || pair::hung_up(fd) {
-            true => self.close_or_reset(now, stream, fd, options),
-            false => stream.connection.shutdown_write(),
+        if self.resetting || self.hung_up || pair::hung_up(fd) {
+            return self.close_or_reset(now, stream, fd, options);
         }
+        stream.connection.shutdown_write();
+        Ok(())
     }
 
     /// Resets the connection if the program has closed its end of the socket pair and [`Stream::resets`]
-    /// returns true. Otherwise, closes the connection.
-    fn close_or_reset(&mut self, now: u64, stream: &mut Stream, fd: RawFd, options: &SocketOptions) {
+    /// returns true. Otherwise, closes the connection. If the peer's engine is storing bytes, sets `readable`: call this again in
+    /// the next round.
+    fn close_or_reset(
+        &mut self,
+        now: u64,
+        stream: &mut Stream,
+        fd: RawFd,
+        options: &SocketOptions,
+    ) -> Result<(), Hostile> {
+        if let Some(direct) = &mut self.direct {
+            // TCP resets a connection that is closed with bytes that the program has not taken.
+            let Some(taken) = direct.settle_last(now, stream)? else {
+                self.readable = true;
+                return Ok(());
+            };
+            stream.delivered += taken;
+            stream.publish_delivered();
+        }
         if self.resetting || self.resets(fd, options) && pair::is_closed(fd) {
             self.resetting = true;
         } else {
             (self.discards, self.closing) = (true, true);
             stream.connection.close(now);
         }
+        Ok(())
     }
 }
 
