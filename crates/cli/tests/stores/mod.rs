@@ -121,11 +121,11 @@ fn an_answer_arrives_whole_if_the_program_closes_before_its_engine_sees_the_ques
         assert_eq!(lines.next().unwrap().unwrap(), "all right");
         assert!(client.wait().unwrap().success());
         seen += u32::from(early);
-        if seen == 5 {
+        if seen == 2 {
             return;
         }
-        // On a busy machine, the engine shares memory only sometimes.
-        assert!(start.elapsed() < Duration::from_secs(120), "{seen}: {}", joined.status_of(0));
+        // On a busy machine, the engine shares memory only sometimes. The engines run for 100 s.
+        assert!(start.elapsed() < Duration::from_secs(80), "{seen}: {}", joined.status_of(0));
     }
 }
 
