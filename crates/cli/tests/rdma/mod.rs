@@ -85,24 +85,7 @@ fn programs_with_shared_memory_use_rdma_as_they_use_tcp() {
     let Some(mut lab) = Lab::new("rdma-direct", &[("python3", "python3")]) else { return };
     lab.serve(&["--transport", "rdma", "--spin", "300us"]);
     let second = Second::start(&lab);
-    let clients = [
-        "mixed",
-        "threads",
-        "forked",
-        "spawned",
-        "passed",
-        "killed",
-        "reads",
-        "reused",
-        "interrupted",
-        "ended",
-        "waits",
-        "signalled",
-        "limited",
-        "events",
-        "crowded",
-    ];
-    for (index, client) in clients.iter().enumerate() {
+    for (index, client) in super::stores::CLIENTS.iter().enumerate() {
         let port = (5000 + index).to_string();
         let with_address = |command: &mut Command| {
             command.args(["-c", super::direct::PEER]).env("INLANE_TEST_ADDRESS", PEER);

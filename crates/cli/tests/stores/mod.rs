@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const CLIENTS: [&str; 15] = [
+/// The clients of `peer.py` that need no certain address.
+pub const CLIENTS: [&str; 15] = [
     "mixed",
     "threads",
     "forked",

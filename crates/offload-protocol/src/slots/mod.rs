@@ -43,8 +43,9 @@
 //! # Stores of a second engine
 //!
 //! If the peer of a connection is on an engine of the same host, that engine can store into the receive ring itself ([`Stores`]). A word
-//! like the send word decides who writes, and counts the stored bytes. The engine of the slot opens it with a number of its own for each
-//! connection, so a second engine whose connection has lost the slot finds another count, and stores nothing.
+//! with the layout of the send word says who may write, and counts the stored bytes. For each connection, the engine of the slot opens
+//! the word with another random number. If the slot has a new connection, the second engine therefore finds a wrong number, and stores
+//! nothing.
 //!
 //! # Doorbell
 //!

@@ -494,7 +494,7 @@ fn receives_stores_in_order(ends: bool) {
         }
         second.join().unwrap();
         let mut taken = program.join().unwrap();
-        assert!(!held || !ends || !receive.is_moving(), "a byte is published that nobody moves");
+        assert!(!held || !ends || !receive.is_moving(), "a published byte is left in the ring");
         assert!(hold(&mut engine, true));
         taken.extend(std::iter::from_fn(|| connection.take_from_pair()));
         assert_eq!(taken, (1..=1 + stores.ring.committed() as u8).collect::<Vec<_>>());

@@ -57,7 +57,7 @@ fn heading(mode: &ModeResult) -> String {
     format!("{name}{}", if mode.spin_ns == Some(0) { ", asleep" } else { "" })
 }
 
-/// Returns what was measured as a floor, after the lines of the table that have this floor.
+/// Explains a kind of floor: first the lines of the table that have it, then what was measured.
 fn measured(measured: Measured) -> &'static str {
     match measured {
         Measured::StoreToPolledLines => {

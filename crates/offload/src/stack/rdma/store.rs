@@ -1,8 +1,8 @@
 //! Stores into the receive ring of a peer whose engine runs on the same host, in place of packets with data.
 //!
-//! The receiving engine shares the memory of the ring. The word of [`Slot::stores`] decides who may write: the sending engine claims
-//! the ring, copies, and commits, as a program does with its send ring. Once the receiving engine has closed the word, no commit
-//! succeeds, and the sending engine sends these bytes in packets. So each byte arrives once, and in order.
+//! The receiving engine shares the memory of the ring. The sending engine claims the ring by a word in the slot ([`Slot::stores`]),
+//! copies the bytes, and commits them, as a program does with its send ring. The receiving engine can close the word. Commits then
+//! fail, and the sending engine sends these bytes in packets. So each byte arrives once, and in order.
 
 use super::{Carrier, QueuePairs, Transport};
 use crate::stack::Stack;
