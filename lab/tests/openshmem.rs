@@ -1,6 +1,8 @@
 //! OpenSHMEM programs over UCX by RDMA, between two virtual machines with Linux's software RoCEv2. Skipped with
 //! a message if QEMU, a kernel, UCX or a part of rdma-core is missing.
 
+mod rdma;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,35 +10,9 @@ use std::thread::JoinHandle;
 
 const TEST: &str = "openshmem_runs_by_rdma_between_two_machines";
 
-/// Files that the machines need at the same paths as on this machine, in addition to programs. UCX and
-/// libibverbs load them at run time. Each entry has a path, with `*` for the architecture, and the package of
-/// the file.
-const LOADED: [(&str, &str); 4] = [
-    ("/usr/lib/*/libucp.so.0", "libucx0"),
-    ("/usr/lib/*/ucx/libuct_ib.so.0", "libucx0"),
-    ("/usr/lib/*/libibverbs/librxe-rdmav*.so", "ibverbs-providers"),
-    ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
-];
-
-/// Returns the first file whose path matches the pattern. A component of the pattern may contain one `*`,
-/// which stands for any text within that component.
-fn find(pattern: &str) -> Option<PathBuf> {
-    let mut found = vec![PathBuf::from("/")];
-    for part in pattern.split('/').skip(1) {
-        let matching = |folder: PathBuf| -> Vec<PathBuf> {
-            let Some((start, end)) = part.split_once('*') else { return vec![folder.join(part)] };
-            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-            let names = entries.filter(|entry| {
-                let name = entry.file_name();
-                let name = name.to_string_lossy();
-                name.starts_with(start) && name.ends_with(end)
-            });
-            names.map(|entry| entry.path()).collect()
-        };
-        found = found.into_iter().flat_map(matching).filter(|path| path.exists()).collect();
-    }
-    found.into_iter().next()
-}
+/// Files of UCX that the machines need, each with its package.
+const LOADED: [(&str, &str); 2] =
+    [("/usr/lib/*/libucp.so.0", "libucx0"), ("/usr/lib/*/ucx/libuct_ib.so.0", "libucx0")];
 
 /// Compiles an OpenSHMEM program of the crate `shmem`. Returns `None` if there is no compiler.
 fn compile(folder: &Path, name: &str, library: &Path) -> Option<PathBuf> {
@@ -82,19 +58,13 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     let folder = tempfile::tempdir().unwrap();
     let soname = folder.path().join("libinlane_shmem.so.0");
     std::os::unix::fs::symlink(&library, &soname).unwrap();
-    let mut files = vec![format!("{}:/lib/libinlane_shmem.so.0", library.display())];
-    for (pattern, package) in LOADED {
-        let Some(path) = find(pattern) else {
-            return skip(format!("no {pattern}; install the package {package}"));
-        };
-        files.push(format!("{0}:{0}", path.display()));
-    }
-    let Some(rdma) = ["/usr/bin/rdma", "/usr/sbin/rdma", "/sbin/rdma"].map(find).into_iter().flatten().next()
-    else {
-        return skip("no rdma; install the package iproute2".into());
+    let rdma = match rdma::arguments(&LOADED) {
+        Ok(arguments) => arguments,
+        Err(why) => return skip(why),
     };
+    let mut files = vec![format!("{}:/lib/libinlane_shmem.so.0", library.display())];
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
-    files.extend([&inlane, &rdma].map(|path| path.display().to_string()));
+    files.push(inlane.display().to_string());
     files.extend(["rxe.sh", "openshmem.sh"].map(|name| lab.join("guest").join(name).display().to_string()));
     for name in ["basics", "forked"] {
         let Some(program) = compile(folder.path(), name, &soname) else {
@@ -106,7 +76,7 @@ fn openshmem_runs_by_rdma_between_two_machines() {
     let start = |name: &str, command: &[&str]| -> Child {
         let mut machine = Command::new(lab.join("vm/run.py"));
         machine.args(["--name", name, "--memory", "1G", "--timeout", "600", "--link"]).arg(&cable);
-        machine.args(["--module", "rdma_rxe", "--module", "crc32_generic"]);
+        machine.args(&rdma);
         for file in &files {
             machine.args(["--file", file]);
         }
