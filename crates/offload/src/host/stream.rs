@@ -208,7 +208,7 @@ impl StreamPair {
     ///
     /// # Errors
     /// If the program broke the protocol of shared memory.
-    fn deliver(&mut self, now: u64, stream: &mut Stream, fd: RawFd) -> Result<bool, Hostile> {
+    pub(super) fn deliver(&mut self, now: u64, stream: &mut Stream, fd: RawFd) -> Result<bool, Hostile> {
         if let Some(direct) = &mut self.direct {
             if self.unaccepted && direct.is_overdue(now) {
                 // Before the program has accepted the connection, it cannot take bytes.

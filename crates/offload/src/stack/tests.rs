@@ -2,7 +2,7 @@
 
 mod cost;
 mod fairness;
-mod rdma;
+pub(crate) mod rdma;
 
 use super::arena::Key;
 use super::input::{Established, Outcome};

@@ -1,5 +1,7 @@
 //! Tests of the engine's side of shared memory. The test code plays the program.
 
+mod publishing;
+
 use super::*;
 use inlane_offload_protocol::slots::SLOTS;
 use inlane_tcp::ReceiveBuffer;

@@ -31,7 +31,7 @@ fn is_write(frame: &[u8]) -> bool {
 }
 
 /// A connection of machine 0 to a listener of machine 1, with the bytes to send and to receive.
-struct Link {
+pub(crate) struct Link {
     world: World,
     client: Key,
     server: Option<Key>,
@@ -41,7 +41,7 @@ struct Link {
 }
 
 impl Link {
-    fn new(rdma: [bool; 2], to_send: [Vec<u8>; 2]) -> Self {
+    pub(crate) fn new(rdma: [bool; 2], to_send: [Vec<u8>; 2]) -> Self {
         Self::of(rdma.map(|rdma| Setup { rdma, ..Setup::default() }), to_send)
     }
 
@@ -65,7 +65,7 @@ impl Link {
     }
 
     /// Runs until each machine has received what the other one sends. Returns the time that this took, in milliseconds.
-    fn run(&mut self, mut fate: impl FnMut(&mut Vec<u8>) -> usize) -> u64 {
+    pub(crate) fn run(&mut self, mut fate: impl FnMut(&mut Vec<u8>) -> usize) -> u64 {
         let expected = [self.to_send[1].clone(), self.to_send[0].clone()];
         for _ in 0..50_000 {
             self.step(&mut fate);
@@ -80,6 +80,14 @@ impl Link {
     fn stream(&self, machine: usize) -> &crate::stack::stream::Stream {
         let key = [Some(self.client), self.server][machine].unwrap();
         self.world.machines[machine].stack.sockets.get(key).unwrap().stream().unwrap()
+    }
+
+    pub(crate) fn stream_mut(&mut self, machine: usize) -> &mut crate::stack::stream::Stream {
+        let key = [Some(self.client), self.server][machine].unwrap();
+        match &mut self.world.machines[machine].stack.sockets.get_mut(key).unwrap().role {
+            Role::Stream(stream) => stream,
+            _ => unreachable!("the connection's role does not change"),
+        }
     }
 
     fn transports(&self) -> [(&'static str, Option<&'static str>); 2] {

@@ -47,11 +47,7 @@ impl Stored {
     }
 
     fn stream(&mut self, machine: usize) -> &mut crate::stack::stream::Stream {
-        let key = [Some(self.link.client), self.link.server][machine].unwrap();
-        match &mut self.link.world.machines[machine].stack.sockets.get_mut(key).unwrap().role {
-            Role::Stream(stream) => stream,
-            _ => unreachable!("the connection's role does not change"),
-        }
+        self.link.stream_mut(machine)
     }
 
     /// Shares the ring of machine 1 with machine 0.
