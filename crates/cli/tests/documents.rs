@@ -126,6 +126,9 @@ fn run(before: &[&str], line: &str, folder: &Path) -> (Option<i32>, String) {
         .current_dir(folder)
         .env("PATH", path)
         .env("XDG_CACHE_HOME", folder.join("cache"))
+        // Sessions of mixes measure some 30 phases at least.
+        .env("INLANE_MIX_DURATION", "60ms")
+        .env("INLANE_MIX_SETTLE", "20ms")
         .stdin(Stdio::null())
         .stdout(output.try_clone().unwrap())
         .stderr(output)
