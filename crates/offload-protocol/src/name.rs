@@ -39,7 +39,7 @@ const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
 ///
 /// The engine writes the name of each new connection into the pair of its listener. The record carries the descriptor of the
-/// connection's program's end. The library binds the end to this name when the program accepts the connection, so an end
+/// connection's program's end, and a tag ([`SocketName::to_record`]). The library binds the end to this name when the program accepts the connection, so an end
 /// without a name was never accepted.
 pub const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length in bytes of the name of the engine's end of a socket pair, without options. The name consists
@@ -232,6 +232,20 @@ impl SocketName {
         name[25..45].copy_from_slice(&address::encode(Some(self.local)));
         name[45..].copy_from_slice(&address::encode(self.remote));
         name
+    }
+
+    /// Returns the record that the engine writes into the pair of a listener. `tag` is that of
+    /// [`Records`](crate::slots::Records), or 0 if the record is not counted. It takes the place of the zero byte with which names begin.
+    pub fn to_record(&self, tag: u8) -> [u8; SOCKET_LEN] {
+        let mut record = self.encode();
+        record[0] = tag;
+        record
+    }
+
+    /// Parses a record. Returns the name and the tag. Returns `None` for other bytes.
+    pub fn from_record(mut record: [u8; SOCKET_LEN]) -> Option<(Self, u8)> {
+        let tag = std::mem::take(&mut record[0]);
+        Self::decode(&record).map(|name| (name, tag))
     }
 
     /// Parses the name of a program's end. Returns `None` for any other name.

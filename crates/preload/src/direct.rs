@@ -17,6 +17,7 @@ pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
 
 use crate::epoll::ready;
+use crate::socket::waiting;
 use crate::wait::{self, Patience};
 use crate::{control, errno, real, set_errno, socket};
 use inlane_offload_protocol::address::is_possible;
@@ -127,6 +128,7 @@ static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
 #[inline]
 #[must_use]
 pub fn closing(fd: RawFd) -> Option<Closing> {
+    waiting::forget(fd);
     let entry = entry(fd)?;
     if entry.sight.load(Ordering::Relaxed) != UNKNOWN {
         entry.sight.store(UNKNOWN, Ordering::Relaxed);
@@ -149,6 +151,7 @@ impl Drop for Closing {
 
 /// Does the same as [`closing`] for all descriptors. Call it before and after the call that closes them.
 pub fn note_closing_all() {
+    waiting::forget_all();
     CLOSED_RANGES.fetch_add(1, Ordering::SeqCst);
 }
 

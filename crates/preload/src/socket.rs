@@ -6,6 +6,7 @@ mod connect;
 mod names;
 mod options;
 pub mod relisten;
+pub mod waiting;
 
 pub use accept::{accept, listen, note_option};
 pub use connect::{

@@ -149,6 +149,14 @@ fn the_first_bytes_of_many_short_connections_go_through_shared_memory() {
     }
 }
 
+#[test]
+fn accept_finds_each_connection_that_waits() {
+    let Some(lab) = start("direct-accepts") else { return };
+    let said = must(lab.offloaded(PYTHON).args(["-c", PEER, "accepts", "5000"]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+    lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}
+
 /// Each connection gets the slot of the one before, whose registration in an epoll instance the library still has.
 #[test]
 fn bytes_that_arrive_before_the_accept_stay_in_shared_memory() {

@@ -929,6 +929,97 @@ def unasked(port):
     client.finish()
 
 
+def accepted_until_empty(server):
+    """Accepts connections until no more wait. Returns them."""
+    connections = []
+    while True:
+        try:
+            connections.append(server.accept()[0])
+        except BlockingIOError:
+            return connections
+
+
+def records():
+    """Returns the addresses of two numbers in the shared memory: the connections that the engine has offered, and those that the library has received."""
+    for line in open("/proc/self/maps"):
+        if "memfd:inlane" in line:
+            words = int(line.split()[0].split("-")[1], 16) - 8192
+            return words + 128, words + 192
+    raise AssertionError("no shared memory")
+
+
+def accepts(_):
+    """Accepts until EAGAIN, which the library finds without the kernel. No connection is lost, although events are edge-triggered and processes share the listener."""
+    server = socket.create_server((ADDRESS, 0), backlog=64)
+    server.setblocking(False)
+    epoll = select.epoll()
+    epoll.register(server, select.EPOLLIN | select.EPOLLET)
+    end = time.monotonic() + 60
+
+    def exchange(count):
+        clients = [socket.create_connection(server.getsockname()) for _ in range(count)]
+        peers = []
+        while len(peers) < count:
+            assert time.monotonic() < end, f"{count - len(peers)} of {count} connections are lost"
+            epoll.poll(1)
+            peers += accepted_until_empty(server)
+        for client in clients:
+            client.sendall(b"x")
+        for peer in peers:
+            peer.setblocking(True)
+            assert peer.recv(1) == b"x"
+            peer.close()
+        for client in clients:
+            client.close()
+
+    for round in range(60):
+        exchange(1 + round % 4)
+    number = ctypes.c_uint64.from_address
+    sent, received = records()
+    assert number(sent).value > 100 and number(sent).value == number(received).value, (number(sent).value, number(received).value)
+    # A wrong count hides a connection for one call only. This also shows that the library uses the count.
+    clients = [socket.create_connection(server.getsockname()) for _ in range(2)]
+    while number(sent).value < number(received).value + 2:
+        assert time.monotonic() < end
+    first = server.accept()[0]
+    number(received).value += 1
+    assert accepted_until_empty(server) == []
+    second = server.accept()[0]
+    number(received).value -= 1
+    # A blocking listener waits.
+    server.setblocking(True)
+    timer = threading.Timer(0.1, lambda: clients.append(socket.create_connection(server.getsockname())))
+    timer.start()
+    third = server.accept()[0]
+    timer.join()
+    for connection in (first, second, third, *clients):
+        connection.close()
+    server.setblocking(False)
+    # Another process takes connections of the listener.
+    clients = [socket.create_connection(server.getsockname()) for _ in range(8)]
+    child = os.fork()
+    if child == 0:
+        taken = 0
+        while taken < 3 and time.monotonic() < end:
+            try:
+                server.accept()[0].close()
+                taken += 1
+            except BlockingIOError:
+                pass
+        os._exit(3 - taken)
+    peers = []
+    while len(peers) < 5:
+        assert time.monotonic() < end, f"{5 - len(peers)} connections are lost beside another process"
+        try:
+            peers.append(server.accept()[0])
+        except BlockingIOError:
+            pass
+    assert os.waitpid(child, 0)[1] == 0
+    for client in clients:
+        client.close()
+    exchange(3)
+
+
 def has_received():
     """Returns true if a receive ring in the shared memory is open and has bytes for this program."""
     word, filled = ([ctypes.c_uint64.from_address(slot + at).value for slot in slots()] for at in (64, 192))

@@ -82,10 +82,12 @@
 //!
 //! A late take fails, because the position grows with each byte and with each open.
 
+mod records;
 mod slot;
 #[cfg(test)]
 mod tests;
 
+pub use records::Records;
 pub use slot::{Area, Header, MOST_THREADS, PeerWords, Slot};
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,6 +110,8 @@ pub trait Word {
     fn set(&self, bits: u64);
     /// Stores 0. Returns the earlier value.
     fn take(&self) -> u64;
+    /// Adds `number`, modulo 2^64.
+    fn add(&self, number: u64);
     /// Orders all earlier accesses of the thread before all later ones.
     fn fence();
 }
@@ -136,6 +140,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn take(&self) -> u64 {
         self.swap(0, Ordering::AcqRel)
+    }
+
+    #[inline]
+    fn add(&self, number: u64) {
+        self.fetch_add(number, Ordering::AcqRel);
     }
 
     #[inline]

@@ -8,7 +8,7 @@
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Doorbell, PairMarks, ReceiveRing, Received, SLOTS, SendRing, Stores};
+use super::{Doorbell, PairMarks, ReceiveRing, Received, Records, SLOTS, SendRing, Stores};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -48,12 +48,22 @@ pub struct SendRoom {
     pub limit: AtomicU64,
 }
 
+/// The words of [`Records`] that only the engine writes.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+struct RecordWords {
+    sent: AtomicU64,
+    tag: AtomicU64,
+}
+
 /// The words of an area that belong to no slot alone.
 #[repr(C)]
 #[derive(Debug)]
 struct AreaWords {
     ready: Line,
     from_start: Line,
+    sent_records: RecordWords,
+    received_records: Line,
     inodes: [AtomicU64; SLOTS],
 }
 
@@ -185,8 +195,10 @@ impl Area {
         Self::len(ring).map(|_| Self { start, ring })
     }
 
-    /// Stores the length of the rings in the area, where [`Area::mapped`] finds it. The engine calls this for a new area.
-    pub fn initialise(&self) {
+    /// Stores the length of the rings in the area, where [`Area::mapped`] finds it, and the tag of [`Records`]. The engine calls this for a
+    /// new area.
+    pub fn initialise(&self, tag: u8) {
+        self.words().sent_records.tag.store(tag.into(), Ordering::Relaxed);
         Slot(self.start).header().ring.store(self.ring as u32, Ordering::Relaxed);
     }
 
@@ -206,6 +218,13 @@ impl Area {
     /// The engine clears it if connections do not use these slots.
     pub fn from_start(&self) -> &AtomicU64 {
         &self.words().from_start.0
+    }
+
+    /// Returns the numbers of the records that were sent to the program's listeners and received there.
+    pub fn records(&self) -> Records<'_, AtomicU64> {
+        let words = self.words();
+        let RecordWords { sent, tag } = &words.sent_records;
+        Records { sent, received: &words.received_records.0, tag: tag.load(Ordering::Relaxed) as u8 }
     }
 
     /// Returns the word with the inode of the connection that uses slot `index`, or 0 if none does. Only the engine writes it.

@@ -1,6 +1,8 @@
 //! Checks the protocol of slots with the model checker loom and with random words. Also checks that the bytes
 //! read from a slot are the bytes that were written to it.
 
+mod records;
+
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64 as Modelled, Ordering};
@@ -26,6 +28,10 @@ impl Word for Modelled {
 
     fn take(&self) -> u64 {
         self.swap(0, Ordering::AcqRel)
+    }
+
+    fn add(&self, number: u64) {
+        self.fetch_add(number, Ordering::AcqRel);
     }
 
     fn fence() {
@@ -524,6 +530,10 @@ impl Word for Guarded {
     }
 
     fn take(&self) -> u64 {
+        unreachable!("neither engine does this")
+    }
+
+    fn add(&self, _: u64) {
         unreachable!("neither engine does this")
     }
 

@@ -5,11 +5,13 @@ use super::pair;
 use super::request::OwningProgram;
 use super::socket::{Attachment, ListenerPair, Pair, Pending, Socket, Stack, StreamPair};
 use super::stream::CHECKED_READS;
+use crate::lock;
 use crate::stack::arena::Key;
 use crate::stack::input::Established;
 use crate::stack::options::SocketOptions;
 use crate::stack::socket::Role;
 use crate::stack::stream::Stream;
+use inlane_offload_protocol::slots::{Area, Records};
 use inlane_tcp::Flow;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -125,11 +127,22 @@ impl Engine {
             return;
         }
         let mut retry = None;
+        let shared = match pair.queue.is_empty() {
+            true => None,
+            false => pair.client.upgrade().and_then(|client| lock(&client.area).clone()),
+        };
+        let area = shared.as_ref().map(|shared| shared.area());
+        let records = area.as_ref().map(Area::records);
         while !pair.full
             && let Some(pending) = pair.queue.pop_front()
         {
-            let record = pending.name.encode();
-            match pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd())) {
+            let record = pending.name.to_record(records.as_ref().map_or(0, |records| records.tag));
+            records.iter().for_each(Records::note_sending);
+            let sent = pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd()));
+            if sent.is_err() {
+                records.iter().for_each(Records::note_unsent);
+            }
+            match sent {
                 Ok(_) => {
                     pair.failures = 0;
                     listening.waiting.hand_over();

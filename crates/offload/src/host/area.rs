@@ -66,7 +66,10 @@ impl SharedArea {
         let keys = [const { AtomicU64::new(0) }; SLOTS];
         let (used, stored, unused_in_row) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
         let area = Self { start, ring, len, process, user, used, stored, keys, unused_in_row, file: None };
-        area.area().initialise();
+        static AREAS: AtomicU32 = AtomicU32::new(0);
+        // Two areas of one process have different tags.
+        let tag = 1 + (AREAS.fetch_add(1, Ordering::Relaxed) % 255) as u8;
+        area.area().initialise(tag);
         Ok((area, file))
     }
 

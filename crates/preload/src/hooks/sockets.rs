@@ -129,6 +129,9 @@ unsafe fn accept_from_engine(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Option<c_int> {
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == 0 && socket::waiting::is_empty(fd) {
+        return Some(fail(libc::EAGAIN));
+    }
     let name = if unconnected::may_be_unconnected(fd) { name_of(fd) } else { None };
     name.map(|name| socket::accept(fd, &name, address, len, flags))
 }

@@ -1,6 +1,6 @@
 //! Listens, accepts connections from the engine, and shuts down a listener.
 
-use super::{Flags, name_of, relisten};
+use super::{Flags, name_of, relisten, waiting};
 use super::{addresses, note_connecting};
 use crate::convert::Conversion;
 use crate::{
@@ -100,7 +100,12 @@ pub fn accept(
             }
             // The message came without its file descriptor. Another thread has taken the last free descriptor
             // number, so the kernel dropped the connection.
-            _ => return fail(libc::ECONNABORTED),
+            _ => {
+                if let Some((_, tag)) = SocketName::from_record(record) {
+                    waiting::note_received(fd, tag);
+                }
+                return fail(libc::ECONNABORTED);
+            }
         }
     };
     direct::note_new(connection);
@@ -115,7 +120,8 @@ pub fn accept(
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
     }
     // The name tells the engine that the connection was accepted.
-    let named = SocketName::decode(&record).ok_or(libc::ECONNABORTED).and_then(|accepted| {
+    let named = SocketName::from_record(record).ok_or(libc::ECONNABORTED).and_then(|(accepted, tag)| {
+        waiting::note_received(fd, tag);
         let bound = accepted.to_address();
         // SAFETY: the name outlives the call.
         match unsafe { real::bind(connection, (&raw const bound.raw).cast(), bound.len) } {

@@ -106,7 +106,7 @@ impl Server {
     fn accept(&mut self) -> (OwnedFd, Option<Slot>) {
         let mut record = [0; SOCKET_LEN];
         let end = pair::receive_descriptor(self.listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
-        pair::set_name(&end, &SocketName::decode(&record).unwrap()).unwrap();
+        pair::set_name(&end, &SocketName::from_record(record).unwrap().0).unwrap();
         let slot = self.area.area().find(rustix::fs::fstat(&end).unwrap().st_ino);
         (end, slot)
     }
@@ -209,4 +209,24 @@ fn connections_beyond_the_slots_use_their_pairs() {
     server.area.area().from_start().store(1, Ordering::Relaxed);
     let _client = server.connect();
     assert!(server.accept().1.is_some(), "an ended connection frees its slot");
+}
+
+#[test]
+fn connections_that_wait_in_a_listener_are_counted() {
+    let mut server = Server::new();
+    let area = server.area.area();
+    let records = area.records();
+    let waiting = || records.sent.load(Ordering::Relaxed) - records.received.load(Ordering::Relaxed);
+    assert!(records.tag != 0 && records.is_empty());
+    let _clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    assert_eq!(waiting(), 3);
+    for left in (0..3).rev() {
+        let mut record = [0; SOCKET_LEN];
+        let (len, end) = pair::receive_descriptor(server.listener.as_raw_fd(), &mut record).unwrap();
+        assert!(len == SOCKET_LEN && end.is_some());
+        let (name, tag) = SocketName::from_record(record).unwrap();
+        assert_eq!(name.local, "127.0.0.1:8080".parse().unwrap());
+        assert!(records.note_received(tag));
+        assert_eq!((waiting(), records.is_empty()), (left, left == 0));
+    }
 }

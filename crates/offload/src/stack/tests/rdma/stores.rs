@@ -37,7 +37,7 @@ impl Stored {
         let start = NonNull::new(memory.as_ptr()).unwrap();
         // SAFETY: the rings keep the memory, and the test keeps the rings.
         let area = unsafe { Area::new(start, BUFFER) };
-        area.initialise();
+        area.initialise(1);
         let slot = area.slot(3).unwrap();
         let offset = slot.rings() as usize - start.as_ptr() as usize;
         let rings = [0, 1].map(|n| ByteRing::shared(memory.slice(offset + n * BUFFER, BUFFER).unwrap()));
