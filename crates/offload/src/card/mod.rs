@@ -19,7 +19,8 @@ pub use run::{Card, CardSettings};
 use crate::host::memory::allocate_ring;
 use crate::stack::arena::Key;
 use crate::stack::card::message::{
-    HEADER, Hello, Kind, LEAST_FRAME, Message, OF_CARD, Reader, Writer, flag, is_message,
+    HEADER, Hello, Kind, LEAST_FRAME, Message, OF_CARD, Reader, VERSION, Writer, flag, is_message,
+    other_version,
 };
 use crate::stack::card::{Channel, SILENCE_NS};
 use crate::stack::input::{Established, Outcome};
@@ -93,6 +94,8 @@ struct CardStack {
     last_id: u64,
     /// When the engine was last heard.
     heard: u64,
+    /// The other version of an engine's messages, once it was reported.
+    reported: Option<u8>,
     counters: CardCounters,
 }
 
@@ -112,7 +115,7 @@ impl CardStack {
         };
         let stack = Stack::new(now, config, network);
         let (by_id, counters) = (HashMap::new(), CardCounters::default());
-        Self { stack, to_engine, by_id, last_id: 0, heard: 0, counters }
+        Self { stack, to_engine, by_id, last_id: 0, heard: 0, reported: None, counters }
     }
 
     fn channel(&mut self) -> &mut Channel {
@@ -224,6 +227,9 @@ impl CardStack {
     fn on_message(&mut self, now: u64, bytes: &[u8]) {
         let Some(message) = Message::decode(bytes, bytes.len()) else {
             self.counters.broken += 1;
+            if let Some(version) = other_version(bytes) {
+                self.on_other_version(version, bytes);
+            }
             return;
         };
         let payload = &bytes[HEADER..][..message.length as usize];
@@ -272,6 +278,20 @@ impl CardStack {
             self.counters.broken += 1;
             self.end_session(now);
             self.answer(Kind::Lost, session, &[]);
+        }
+    }
+
+    /// Processes a message of an engine of another version. Answers its first message, so that it can report both versions.
+    fn on_other_version(&mut self, version: u8, bytes: &[u8]) {
+        if bytes[14] == Kind::Hello as u8 {
+            self.answer(Kind::Lost, 0, &[]);
+        }
+        if self.reported != Some(version) {
+            self.reported = Some(version);
+            tracing::warn!(
+                "the engine has version {version} of the protocol between engines and cards, and this card version {VERSION}: use one \
+                 version of inlane for both"
+            );
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::filter::{BOTH, CARD, ENGINE, NOBODY};
 use super::*;
+use crate::stack::card::Trouble;
 use crate::stack::tests::{Frames, Machine, Setup};
 use inlane_offload_protocol::rules::Prefix;
 use inlane_wire::ethernet::Mac;
@@ -380,6 +381,42 @@ fn a_silent_card_and_a_silent_engine_are_noticed() {
     world.peer.serve(until);
     assert!(world.peer.stack.sockets.get(far).is_none(), "the peer got no reset");
     assert!(world.card.by_id.is_empty());
+}
+
+#[test]
+fn an_engine_reports_a_missing_card_once_until_one_answers() {
+    let mut world = World::new(1000, true);
+    let seconds = |world: &mut World, count: u64| {
+        let until = world.now + count * 1_000_000_000;
+        for now in (world.now..until).step_by(100_000_000) {
+            world.engine.serve(now);
+            world.engine.sent.lock().unwrap().clear();
+        }
+        world.now = until;
+    };
+    seconds(&mut world, 4);
+    assert_eq!(world.engine.stack.card_trouble(), None);
+    seconds(&mut world, 2);
+    assert_eq!(world.engine.stack.card_trouble(), Some(Trouble::Silent));
+    world.steps(10);
+    assert_eq!((world.engine.stack.card_trouble(), world.card.counters.sessions), (None, 1));
+}
+
+#[test]
+fn an_engine_and_a_card_of_other_versions_report_it() {
+    let mut world = World::new(1000, true);
+    let version = 15;
+    world.engine.serve(world.now);
+    let mut hello = world.engine.sent.lock().unwrap().pop_front().unwrap();
+    hello[version] += 1;
+    world.card.on_engine_frame(world.now, &hello);
+    assert_eq!(world.card.reported, Some(VERSION + 1));
+    let mut answer = world.sent[1].lock().unwrap().pop_front().unwrap();
+    world.engine.receive(world.now, &answer);
+    assert_eq!(world.engine.stack.card_trouble(), None, "an answer to another session is no other version");
+    answer[version] += 1;
+    world.engine.receive(world.now, &answer);
+    assert_eq!(world.engine.stack.card_trouble(), Some(Trouble::OtherVersion(VERSION + 1)));
 }
 
 #[test]

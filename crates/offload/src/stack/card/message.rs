@@ -24,7 +24,7 @@ pub const LEAST_FRAME: usize = 1294;
 /// The Ethernet type of messages: the first one that IEEE 802 leaves to local experiments.
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// The version of the protocol. Both sides must have the same.
-const VERSION: u8 = 1;
+pub const VERSION: u8 = 1;
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,6 +204,12 @@ impl Message {
 #[inline]
 pub fn is_message(head: &[u8]) -> bool {
     head.get(12..14) == Some(&ETHERTYPE)
+}
+
+/// Returns the version of a message that is not of this version.
+pub fn other_version(head: &[u8]) -> Option<u8> {
+    let version = *head.get(15)?;
+    (is_message(head) && version != VERSION).then_some(version)
 }
 
 const STATES: [State; 10] = [

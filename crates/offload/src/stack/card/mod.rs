@@ -22,7 +22,7 @@ use super::stream::{Stream, Unopened};
 pub use channel::Channel;
 use inlane_tcp::{Connection, EndReason, Flow, MILLISECOND, Report, SECOND, State};
 use inlane_wire::ethernet::Mac;
-use message::{HEADER, Hello, Kind, LEAST_FRAME, Message, OF_CARD, Reader, Writer, flag};
+use message::{HEADER, Hello, Kind, LEAST_FRAME, Message, OF_CARD, Reader, VERSION, Writer, flag};
 use std::collections::{HashMap, HashSet};
 
 /// The time between two heartbeats of each side, in nanoseconds.
@@ -43,6 +43,38 @@ pub struct CardLink {
     accepted: HashMap<u64, Key>,
     /// The listeners that the card knows.
     listeners: HashSet<Key>,
+    /// Why there is no session, once it was reported.
+    reported: Option<Trouble>,
+}
+
+/// Why an engine has no session with a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// No card has answered.
+    Silent,
+    /// The card has this version of the protocol.
+    OtherVersion(u8),
+}
+
+impl CardLink {
+    /// Reports why there is no session, unless that was reported already.
+    fn report(&mut self, trouble: Trouble) {
+        if self.reported == Some(trouble) {
+            return;
+        }
+        self.reported = Some(trouble);
+        match trouble {
+            Trouble::Silent => tracing::warn!(
+                "no card has answered for {} s, so new TCP connections fail: start 'inlane offload card', and check that its port \
+                 to the engine and the engine's port lead to each other",
+                SILENCE_NS / SECOND
+            ),
+            Trouble::OtherVersion(version) => tracing::warn!(
+                "the card has version {version} of the protocol between engines and cards, and this engine version {VERSION}: use one \
+                 version of inlane for both"
+            ),
+        }
+    }
 }
 
 /// A connection that the card runs.
@@ -187,6 +219,7 @@ impl<A> Stack<A> {
             heard: now,
             accepted: HashMap::new(),
             listeners: HashSet::new(),
+            reported: None,
         }));
     }
 
@@ -342,11 +375,20 @@ impl<A> Stack<A> {
         let message = Message { flags, number, ..Message::new(Kind::Hello, 0) };
         Channel::send_unnumbered(&mut self.network, session, message, &link.hello);
         if !is_up {
+            if silent >= SILENCE_NS {
+                link.report(Trouble::Silent);
+            }
             let waits_long = |stream: &Stream, card: &CardStream| {
                 !card.is_open && now.saturating_sub(stream.since) >= CONNECT_TIMEOUT_NS
             };
             self.end_card_streams(waits_long, EndReason::Unreachable);
         }
+    }
+
+    /// Returns why there is no session with the card, once that was reported.
+    #[cfg(test)]
+    pub fn card_trouble(&self) -> Option<Trouble> {
+        self.card.as_ref()?.reported
     }
 
     /// Ends the session, because the card does not answer or breaks the protocol. Its connections are reset, and the next
@@ -430,6 +472,10 @@ impl<A> Stack<A> {
         };
         let Some(message) = Message::decode(bytes, bytes.len()) else {
             self.network.counters.malformed += 1;
+            if let Some(version) = message::other_version(bytes).filter(|_| !channel.is_up) {
+                link.heard = now;
+                link.report(Trouble::OtherVersion(version));
+            }
             return Outcome::Done;
         };
         let payload = &bytes[HEADER..][..message.length as usize];
@@ -442,6 +488,7 @@ impl<A> Stack<A> {
                     && let Some(mac) = payload.first_chunk()
                 {
                     channel.open(longest);
+                    link.reported = None;
                     self.network.adopt_card_address(Mac(*mac), message.flags & flag::PARTIAL_CHECKSUMS != 0);
                     self.on_card_up();
                 }
