@@ -55,7 +55,8 @@ fn held_out_mixes_are_predicted() {
 
 #[test]
 fn mixes_of_random_machines_are_predicted() {
-    let found: Vec<Residual> = (0..cases::random_count() / 2)
+    // Fewer machines have too few mixes.
+    let found: Vec<Residual> = (0..cases::random_count().max(64) / 2)
         .flat_map(|seed| check("random", seed, &cases::random(seed).measure()))
         .collect();
     let accuracy = accuracy(&found).unwrap();
