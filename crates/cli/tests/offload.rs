@@ -18,6 +18,7 @@ mod hostile;
 mod interface;
 mod joined;
 mod musl;
+mod placed;
 mod rdma;
 mod restart;
 mod stores;

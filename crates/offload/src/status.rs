@@ -78,6 +78,15 @@ pub struct ConnectionCounters {
     /// Payload bytes that went through memory shared with programs instead of socket pairs. Counts both
     /// directions.
     pub direct_bytes: u64,
+    /// Received payload bytes that programs copied from receive rings in shared memory.
+    #[serde(default)]
+    pub ring_bytes: u64,
+    /// Received payload bytes that were placed directly into buffers of programs.
+    #[serde(default)]
+    pub buffer_bytes: u64,
+    /// Received payload bytes that went through socket pairs.
+    #[serde(default)]
+    pub pair_bytes: u64,
     /// Sockets that stayed with the kernel.
     pub kernel: u64,
     /// Requests that programs sent through the control socket.
@@ -99,6 +108,9 @@ impl std::ops::AddAssign for ConnectionCounters {
         self.resets_sent += other.resets_sent;
         self.hostile += other.hostile;
         self.direct_bytes += other.direct_bytes;
+        self.ring_bytes += other.ring_bytes;
+        self.buffer_bytes += other.buffer_bytes;
+        self.pair_bytes += other.pair_bytes;
         self.kernel += other.kernel;
         self.requests += other.requests;
         self.received_bytes += other.received_bytes;
@@ -209,6 +221,12 @@ pub struct SocketStatus {
     /// Payload bytes, in both directions, that went through memory shared with the program instead of the
     /// socket pair.
     pub direct_bytes: u64,
+    /// Received payload bytes that the program copied from the receive ring in shared memory.
+    #[serde(default)]
+    pub ring_bytes: u64,
+    /// Received payload bytes that were placed directly into buffers of the program.
+    #[serde(default)]
+    pub buffer_bytes: u64,
     /// Connections that wait to be accepted; `null` unless the socket listens.
     pub backlog: Option<u64>,
     /// Datagrams dropped because the receive buffer was full; `null` for TCP.
@@ -238,6 +256,7 @@ impl Row for SocketStatus {
             Cell::new("out", rate(self.sent_bytes_per_second)),
             Cell::new("retransmitted", Quantity::Bytes(self.retransmitted_bytes)),
             Cell::new("direct", (self.direct_bytes > 0).then_some(Quantity::Bytes(self.direct_bytes))),
+            Cell::new("placed", (self.buffer_bytes > 0).then_some(Quantity::Bytes(self.buffer_bytes))),
             Cell::new("backlog", self.backlog),
             Cell::new("dropped", self.dropped_datagrams),
         ]

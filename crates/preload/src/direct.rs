@@ -6,12 +6,15 @@
 //! of the table outdated. So the library compares the descriptor's inode with the slot's inode: before the first use, and before
 //! the next use after each call that may close or replace the descriptor. Even an outdated entry points to valid memory, because slots are never unmapped.
 
+mod buffers;
 mod from_start;
 mod leave;
+mod post;
 mod receive;
 mod send;
 
 pub use from_start::{expect_slot, expect_slot_of_accepted};
+use leave::is_polled_readable;
 pub use leave::{ask, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
 pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
@@ -68,6 +71,8 @@ struct Entry {
     /// How many more times the library looks for a slot that the connection may have got from the start.
     lookups: AtomicU32,
     patience: Patience,
+    /// Decides whether a receive posts its buffer.
+    post_patience: Patience,
     /// Decides whether a large send waits until the engine has read the pair.
     send_patience: Patience,
 }
@@ -106,6 +111,7 @@ static ENTRIES: [Entry; MOST] = [const {
         receives: AtomicU32::new(0),
         lookups: AtomicU32::new(0),
         patience: Patience::new(),
+        post_patience: Patience::new(),
         send_patience: Patience::new(),
     }
 }; MOST];
@@ -211,9 +217,15 @@ pub fn note_unseen(fd: RawFd) {
 
 /// Records that another program may get the socket of `fd`, and send on it.
 fn note_shared(fd: RawFd) {
-    let Some(entry) = entry(fd) else { return };
-    let _ = entry.sight.compare_exchange(SEEN, UNKNOWN, Ordering::SeqCst, Ordering::Relaxed);
+    lose_sight(fd);
     slot(fd).iter().for_each(|slot| slot.pair().note_unseen());
+}
+
+/// Records that another process may use the socket of `fd`.
+fn lose_sight(fd: RawFd) {
+    if let Some(entry) = entry(fd) {
+        let _ = entry.sight.compare_exchange(SEEN, UNKNOWN, Ordering::SeqCst, Ordering::Relaxed);
+    }
 }
 
 /// Records that another program may get the sockets of all descriptors.
@@ -224,8 +236,12 @@ pub fn note_all_shared() {
 /// Prepares for a fork. The child finds the slots of the connections that have one, and marks its sends there. It cannot mark
 /// those on other connections.
 extern "C" fn note_fork() {
-    let without_slot = |fd: &RawFd| slot(*fd).is_none();
-    (0..=HIGHEST.load(Ordering::Relaxed)).filter(without_slot).for_each(note_shared);
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+        match slot(fd) {
+            None => note_shared(fd),
+            Some(_) => lose_sight(fd),
+        }
+    }
 }
 
 /// Lets [`note_fork`] run before each fork.

@@ -51,6 +51,7 @@ pub fn page(engine: &EngineStatus) -> String {
         ("engine_kernel_sockets", "Sockets that stayed with the kernel", connections.kernel),
         ("engine_requests", "Requests of programs", connections.requests),
         ("engine_direct_bytes", "Payload that went through shared memory", connections.direct_bytes),
+        ("engine_buffer_bytes", "Received payload placed into buffers of programs", connections.buffer_bytes),
         ("engine_retransmitted_bytes", "Payload that was retransmitted", connections.retransmitted_bytes),
     ] {
         page.counter(name, help, one(value));

@@ -126,6 +126,16 @@ pub(super) fn totals(out: &mut dyn Write, engine: &EngineStatus) -> io::Result<(
         units::bytes(counters.sent_bytes),
         units::bytes(counters.retransmitted_bytes),
     )?;
+    if counters.buffer_bytes + counters.ring_bytes > 0 {
+        let share = |bytes| share_of(bytes, counters.received_bytes);
+        writeln!(
+            out,
+            "received bytes: {} placed into buffers of programs, {} copied from receive rings, {} through socket pairs",
+            share(counters.buffer_bytes),
+            share(counters.ring_bytes),
+            share(counters.pair_bytes),
+        )?;
+    }
     let link = &engine.link;
     writeln!(
         out,

@@ -904,7 +904,7 @@ def slots():
     for line in open("/proc/self/maps"):
         if "memfd:inlane" in line:
             start, end = (int(address, 16) for address in line.split()[0].split("-"))
-            distance = (end - start - 8192) // 64
+            distance = (end - start - 8192 - (64 << 20)) // 64
             return [start + slot * distance + slot % 16 * 256 for slot in range(64)]
     return []
 

@@ -113,7 +113,7 @@ static int asked(void)
     char *area = shared_memory();
     for (int slot = 0; area != NULL && slot < 64; slot++) {
         /* The receive words of crates/offload-protocol/src/slots. Modes 1 and 2 are ASKED and RING. */
-        uint64_t state = *(volatile uint64_t *)(area + slot * ((shared_length - 8192) / 64) + slot % 16 * 256 + 64) >> 62;
+        uint64_t state = *(volatile uint64_t *)(area + slot * ((shared_length - 8192 - (64 << 20)) / 64) + slot % 16 * 256 + 64) >> 62;
         count += state == 1 || state == 2;
     }
     return count;

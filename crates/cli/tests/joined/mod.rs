@@ -144,8 +144,13 @@ impl Joined {
 
     /// Returns a command that runs Python on an engine.
     pub fn offloaded(&self, side: usize) -> Command {
+        self.runs(side, std::path::Path::new(PYTHON))
+    }
+
+    /// Returns a command that runs a program on an engine.
+    pub fn runs(&self, side: usize, program: &std::path::Path) -> Command {
         let mut command = inlane();
-        command.args(["run", "--require", "--socket"]).arg(self.control(side)).args(["--", PYTHON]);
+        command.args(["run", "--require", "--socket"]).arg(self.control(side)).arg("--").arg(program);
         command
     }
 

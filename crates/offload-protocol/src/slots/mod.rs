@@ -47,6 +47,12 @@
 //! the word with another random number. If the slot has a new connection, the second engine therefore finds a wrong number, and stores
 //! nothing.
 //!
+//! # Buffers of the program
+//!
+//! Each area ends with an *arena*, from which a program allocates buffers. A thread that waits for bytes with such a buffer
+//! posts it ([`Post`]). The engine then places arriving bytes there, without a copy through the receive ring. It does so only while
+//! the program has taken all earlier bytes, and counts the placed bytes as taken.
+//!
 //! # Doorbell
 //!
 //! Each thread of the engine has a [`Doorbell`] in the area. It has a bit for each slot, and the time of the thread's last
@@ -82,11 +88,13 @@
 //!
 //! A late take fails, because the position grows with each byte and with each open.
 
+mod post;
 mod records;
 mod slot;
 #[cfg(test)]
 mod tests;
 
+pub use post::{Placing, Post, Posted};
 pub use records::Records;
 pub use slot::{Area, Header, MOST_THREADS, PeerWords, Slot};
 
@@ -475,6 +483,14 @@ impl<W: Word> ReceiveRing<'_, W> {
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.word.load() >> STATE_SHIFT == PAIR
+    }
+
+    /// Returns the position up to which the program has taken bytes if the mode is RING and there are no further bytes.
+    #[inline]
+    pub fn position_if_empty(&self) -> Option<u64> {
+        let word = self.word.load();
+        let position = word & POSITION;
+        (word >> STATE_SHIFT == RING && self.filled.load() == position).then_some(position)
     }
 
     /// Returns the received bytes in the ring, or `None` if there are none. `most` is the length of the ring.

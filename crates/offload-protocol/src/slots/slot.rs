@@ -1,14 +1,14 @@
 //! The layout of the shared memory.
 //!
 //! ```text
-//! area:  slot 0 | slot 1 | ... | slot 63 | words of the area (4096 bytes) | doorbells (64 bytes for each thread of the engine)
+//! area:  slot 0 | slot 1 | ... | slot 63 | words of the area (4096 bytes) | doorbells (64 bytes for each thread of the engine) | arena
 //! slot:  header (4096 bytes) | send ring | receive ring
 //! ```
 //!
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Doorbell, PairMarks, ReceiveRing, Received, Records, SLOTS, SendRing, Stores};
+use super::{Doorbell, PairMarks, Post, ReceiveRing, Received, Records, SLOTS, SendRing, Stores};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -64,6 +64,7 @@ struct AreaWords {
     from_start: Line,
     sent_records: RecordWords,
     received_records: Line,
+    buffers: Line,
     inodes: [AtomicU64; SLOTS],
 }
 
@@ -130,10 +131,24 @@ pub struct PeerWords {
     pub noted: Line,
 }
 
+/// The words of [`Post`].
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct PostWords {
+    word: AtomicU64,
+    offset: AtomicU64,
+    len: AtomicU64,
+    position: AtomicU64,
+}
+
+/// The offset of the [`PostWords`] from the start of a slot, in bytes.
+const POST_WORDS: usize = 3072;
+
 /// The offset of the [`PeerWords`] from the start of a slot, in bytes.
 const PEER_WORDS: usize = 2048;
 
-const _: () = assert!(size_of::<Header>() <= PEER_WORDS && PEER_WORDS + size_of::<PeerWords>() <= HEADER);
+const _: () = assert!(size_of::<Header>() <= PEER_WORDS && PEER_WORDS + size_of::<PeerWords>() <= POST_WORDS);
+const _: () = assert!(POST_WORDS + size_of::<PostWords>() <= HEADER);
 
 /// The length of a slot's header, and the offset of the send ring from the start of a slot, in bytes.
 const HEADER: usize = 4096;
@@ -142,6 +157,11 @@ const HEADER: usize = 4096;
 /// more than a slot, because slots start at different distances from the start of a page ([`SHIFTS`]).
 const fn distance(ring: usize) -> usize {
     HEADER + 2 * ring + 4096
+}
+
+/// Returns the offset of the arena from the start of an area, in bytes.
+const fn before_arena(ring: usize) -> usize {
+    (distance(ring) * SLOTS + WORDS + MOST_THREADS * size_of::<DoorbellWords>()).next_multiple_of(4096)
 }
 
 /// The number of different offsets within a page at which slots start. If all slots had the same offset,
@@ -166,11 +186,14 @@ impl Area {
     /// The greatest length of a ring, in bytes.
     pub const MOST_RING: usize = 16 << 20;
 
+    /// The length of the arena, in bytes. The program allocates buffers there, into which the engine places received bytes.
+    pub const ARENA: usize = 64 << 20;
+
     /// Returns the length of an area whose rings have `ring` bytes each, in bytes. Returns `None` if that is no length of a
     /// ring.
     pub const fn len(ring: usize) -> Option<usize> {
         if ring.is_power_of_two() && ring >= Self::LEAST_RING && ring <= Self::MOST_RING {
-            Some(distance(ring) * SLOTS + WORDS + MOST_THREADS * size_of::<DoorbellWords>())
+            Some(before_arena(ring) + Self::ARENA)
         } else {
             None
         }
@@ -227,6 +250,11 @@ impl Area {
         Records { sent, received: &words.received_records.0, tag: tag.load(Ordering::Relaxed) as u8 }
     }
 
+    /// Returns the word that is 1 once the program has allocated a buffer in the arena. Only the program writes it.
+    pub fn buffers(&self) -> &AtomicU64 {
+        &self.words().buffers.0
+    }
+
     /// Returns the word with the inode of the connection that uses slot `index`, or 0 if none does. Only the engine writes it.
     /// By these words, the program finds the slots that it has not requested.
     ///
@@ -241,6 +269,12 @@ impl Area {
         (0..SLOTS)
             .find(|&index| self.inode(index).load(Ordering::Acquire) == inode)
             .and_then(|index| self.slot(index))
+    }
+
+    /// Returns the address of the arena, which has [`Area::ARENA`] bytes.
+    pub fn arena(self) -> *mut u8 {
+        // SAFETY: the arena lies in the mapped area.
+        unsafe { self.start.as_ptr().add(before_arena(self.ring)) }
     }
 
     /// Returns the distance in bytes from `slot` to the doorbell of the engine's thread `thread`.
@@ -319,6 +353,15 @@ impl Slot {
     pub fn stores(&self) -> Stores<'_, AtomicU64> {
         let StoreWords { ring, base } = &self.peer().stores;
         Stores { ring: SendRing(ring), base, filled: &self.header().filled }
+    }
+
+    /// Returns the words by which the program posts a buffer.
+    #[inline]
+    pub fn post(&self) -> Post<'_, AtomicU64> {
+        // SAFETY: the words lie in the page of the header. Otherwise as for `header`.
+        let PostWords { word, offset, len, position } =
+            unsafe { self.0.add(POST_WORDS).cast::<PostWords>().as_ref() };
+        Post { word, offset, len, position }
     }
 
     /// Returns the send ring.

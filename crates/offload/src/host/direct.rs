@@ -6,10 +6,11 @@
 use super::area::SharedArea;
 use super::slots::Polled;
 use crate::stack::arena::Key;
-use crate::stack::ring::ByteRing;
+use crate::stack::posted::{OutsideArena, PostedBuffers};
+use crate::stack::ring::{ByteRing, Span};
 use crate::stack::stream::Stream;
 use inlane_core::region::{Location, Region};
-use inlane_offload_protocol::slots::{Claim, POSITION, Slot};
+use inlane_offload_protocol::slots::{Area, Claim, POSITION, Slot};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,6 +49,12 @@ const LEAST_AGE_NS: u64 = 5_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostile;
 
+impl From<OutsideArena> for Hostile {
+    fn from(_: OutsideArena) -> Self {
+        Self
+    }
+}
+
 /// The result of [`Direct::claim`]: whether the engine may read the socket pair now.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -58,6 +65,32 @@ pub enum Turn {
     /// The engine may not read the pair yet, because a thread of the program is writing into the send ring.
     /// Try again in the next round.
     Busy,
+}
+
+/// The payload bytes of a connection that went through shared memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectBytes {
+    /// Sent bytes.
+    pub sent: u64,
+    /// Received bytes that the program has copied from the receive ring.
+    pub ring: u64,
+    /// Received bytes that were placed into buffers of the program.
+    pub buffers: u64,
+}
+
+impl DirectBytes {
+    /// Returns the number of all these bytes.
+    pub fn all(self) -> u64 {
+        self.sent + self.ring + self.buffers
+    }
+}
+
+impl std::ops::AddAssign for DirectBytes {
+    fn add_assign(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.ring += other.ring;
+        self.buffers += other.buffers;
+    }
 }
 
 /// A connection's slot in shared memory.
@@ -123,6 +156,8 @@ pub struct Direct {
     pub sent: u64,
     /// The number of bytes that the program has received through shared memory.
     pub received: u64,
+    /// How many of them were placed into buffers of the program.
+    pub placed: u64,
 }
 
 // SAFETY: the slot is in the area, and this value keeps the area mapped. The slot's memory is accessed only
@@ -189,6 +224,7 @@ impl Direct {
             stored_since: None,
             sent: 0,
             received: 0,
+            placed: 0,
         })
     }
 
@@ -224,6 +260,29 @@ impl Direct {
             };
             ByteRing::shared(memory)
         })
+    }
+
+    /// Counts `len` received bytes as taken that were placed into a buffer of the program. The receive ring has no bytes.
+    pub fn note_placed(&mut self, now: u64, len: u64) {
+        self.base = self.base.wrapping_add(len);
+        self.slot.header().received.store(self.base, Ordering::Relaxed);
+        (self.used_at, self.progress_at, self.moved_in_row) = (now, now, 0);
+        self.received += len;
+        self.placed += len;
+        self.note_use(true);
+    }
+
+    /// Lets received bytes be placed into buffers of the program from now on, if it has some and the receive ring is open. Call this after
+    /// each change of the ring.
+    #[inline]
+    pub fn expect_posts(&self, stream: &mut Stream) {
+        if self.area.area().buffers().load(Ordering::Relaxed) != 0 {
+            let base = (self.open && !self.published).then_some(self.base);
+            stream.expect_posts(base, || {
+                let arena = Span { start: self.area.area().arena(), len: Area::ARENA };
+                PostedBuffers::new(self.slot, arena, self.area.clone())
+            });
+        }
     }
 
     /// Tells the program which bytes of the send ring it may overwrite: the peer has acknowledged all bytes before the index
@@ -360,9 +419,9 @@ impl Direct {
         !self.has_untaken() && !self.moving && !self.abandoned && now >= self.used_at + limit
     }
 
-    /// Returns the number of payload bytes that went through the slot.
-    pub fn moved(&self) -> u64 {
-        self.sent + self.received
+    /// Returns the payload bytes that went through the slot.
+    pub fn bytes(&self) -> DirectBytes {
+        DirectBytes { sent: self.sent, ring: self.received - self.placed, buffers: self.placed }
     }
 
     /// Returns true if the receive ring had bytes that the program had not taken, when the engine last looked.
@@ -631,7 +690,7 @@ impl Drop for Direct {
         match self.slot.send().close() {
             Ok(_) if self.abandoned => {}
             Ok(_) if is_stored => self.area.release_after_store(self.index),
-            Ok(_) => self.area.release(self.index, self.moved() > KEPT),
+            Ok(_) => self.area.release(self.index, self.bytes().all() > KEPT),
             Err(_) => drop(self.slot.send().close_by_force()),
         }
     }

@@ -3,6 +3,7 @@
 
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
+use super::direct::DirectBytes;
 use super::pair;
 use super::peer::packets_reason;
 use super::request::{Refusal, Reply};
@@ -37,7 +38,7 @@ pub(super) struct Totals {
     /// The number of connections that were reset because their program broke the protocol of shared memory.
     pub hostile: u64,
     /// Payload bytes that went through shared memory on connections that have ended.
-    direct_bytes: u64,
+    direct_bytes: DirectBytes,
     kernel: u64,
     kernel_sockets: VecDeque<KernelSocket>,
     /// Payload bytes received on connections that have ended.
@@ -63,7 +64,7 @@ impl Totals {
     pub fn add(&mut self, socket: &Socket) {
         if let Some(stream) = socket.stream() {
             self.received_bytes += stream.delivered;
-            self.direct_bytes += stream_pair(socket).map_or(0, StreamPair::direct_bytes);
+            self.direct_bytes += direct_bytes(socket);
             self.sent_bytes += stream.connection.acknowledged();
             self.retransmitted_bytes += stream.retransmitted_bytes();
         }
@@ -76,6 +77,11 @@ fn stream_pair(socket: &Socket) -> Option<&StreamPair> {
         Pair::Stream(pair) => Some(pair),
         _ => None,
     }
+}
+
+/// Returns the payload bytes of a socket that went through shared memory.
+fn direct_bytes(socket: &Socket) -> DirectBytes {
+    stream_pair(socket).map(StreamPair::direct_bytes).unwrap_or_default()
 }
 
 /// Returns the name of a state in RFC 9293.
@@ -174,6 +180,7 @@ impl Engine {
             None => stream.map(|stream| stream.flow.remote),
         };
         let transport = stream.map(|stream| stream.transport.describe());
+        let direct = direct_bytes(socket);
         SocketStatus {
             protocol: protocol(datagram.is_some()),
             program: socket.attachment.program.clone(),
@@ -195,7 +202,9 @@ impl Engine {
             received_bytes_per_second: rate(received),
             sent_bytes_per_second: rate(sent),
             retransmitted_bytes: stream.map_or(0, Stream::retransmitted_bytes),
-            direct_bytes: stream_pair(socket).map_or(0, StreamPair::direct_bytes),
+            direct_bytes: direct.all(),
+            ring_bytes: direct.ring,
+            buffer_bytes: direct.buffers,
             backlog,
             dropped_datagrams: counters.map(|counters| counters.dropped),
         }
@@ -226,6 +235,9 @@ impl Engine {
             }
         }
         let link = self.stack.network.counters;
+        let received_bytes = totals.received_bytes + sum(|socket| socket.received_bytes);
+        let ring_bytes = totals.direct_bytes.ring + sum(|socket| socket.ring_bytes);
+        let buffer_bytes = totals.direct_bytes.buffers + sum(|socket| socket.buffer_bytes);
         let thread = ThreadStatus {
             thread: self.stack.thread as u64,
             cpu_ns: inlane_core::clock::thread_cpu_ns(),
@@ -251,10 +263,13 @@ impl Engine {
                 time_wait: self.stack.time_waits.len() as u64,
                 resets_sent: self.stack.counters.resets_sent,
                 hostile: totals.hostile,
-                direct_bytes: totals.direct_bytes + sum(|socket| socket.direct_bytes),
+                direct_bytes: totals.direct_bytes.all() + sum(|socket| socket.direct_bytes),
+                ring_bytes,
+                buffer_bytes,
+                pair_bytes: received_bytes.saturating_sub(ring_bytes + buffer_bytes),
                 kernel: totals.kernel,
                 requests: totals.requests,
-                received_bytes: totals.received_bytes + sum(|socket| socket.received_bytes),
+                received_bytes,
                 sent_bytes: totals.sent_bytes + sum(|socket| socket.sent_bytes),
                 retransmitted_bytes: totals.retransmitted_bytes + sum(|socket| socket.retransmitted_bytes),
             },

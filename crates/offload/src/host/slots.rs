@@ -256,7 +256,7 @@ impl Engine {
             && direct.close()
         {
             stream.replace_rings([send, receive].map(ByteRing::new));
-            pair.direct_before += direct.moved();
+            pair.direct_before += direct.bytes();
             pair.direct = None;
             self.stack.touch(key);
         }

@@ -3,7 +3,7 @@
 use super::closer::UserCloser;
 use super::control::Client;
 use super::copies::Duplicate;
-use super::direct::Direct;
+use super::direct::{Direct, DirectBytes};
 use super::pair::{self, Filled};
 use super::permits::Permit;
 use crate::stack::arena::Key;
@@ -178,8 +178,8 @@ pub struct StreamPair {
     /// The connection's slot of the memory that the engine shares with the program. `None` until the program
     /// requests a slot.
     pub direct: Option<Box<Direct>>,
-    /// The number of payload bytes that went through slots which the connection had before.
-    pub direct_before: u64,
+    /// The payload bytes that went through slots which the connection had before.
+    pub direct_before: DirectBytes,
 }
 
 impl StreamPair {
@@ -188,9 +188,11 @@ impl StreamPair {
         Self { writable: true, ..Self::default() }
     }
 
-    /// Returns the number of payload bytes that went through shared memory.
-    pub fn direct_bytes(&self) -> u64 {
-        self.direct_before + self.direct.as_ref().map_or(0, |direct| direct.moved())
+    /// Returns the payload bytes that went through shared memory.
+    pub fn direct_bytes(&self) -> DirectBytes {
+        let mut bytes = self.direct_before;
+        bytes += self.direct.as_ref().map(|direct| direct.bytes()).unwrap_or_default();
+        bytes
     }
 
     /// Returns true if a close of the engine's end `end` does not block, because no descriptors wait there and the program

@@ -95,6 +95,7 @@ impl Engine {
             let limit = options.send_limit(stream.send.capacity()) as u64;
             direct.publish(stream.connection.acknowledged(), limit);
             direct.set_ends(peer_closed);
+            direct.expect_posts(stream);
         }
         if peer_closed && undelivered == 0 && !pair.end_passed {
             pair.end_passed = true;
@@ -216,6 +217,10 @@ impl StreamPair {
                 direct.postpone(now);
             }
             stream.delivered += direct.settle(now)?;
+            match stream.take_placed()? {
+                0 => {}
+                placed => direct.note_placed(now, placed),
+            }
             match direct.end_publishing(now, stream) {
                 Some(false) => {}
                 Some(true) => stream.delivered += direct.settle(now)?,

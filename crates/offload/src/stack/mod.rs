@@ -27,6 +27,7 @@ pub mod options;
 pub mod owners;
 pub mod packet;
 mod ports;
+pub mod posted;
 pub mod rdma;
 pub mod receive_window;
 pub mod ring;

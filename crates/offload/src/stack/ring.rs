@@ -3,6 +3,7 @@
 //!
 //! The index of a byte is its position in the stream, counted from 0.
 
+use super::posted::PostedBuffers;
 use inlane_core::region::Region;
 use inlane_tcp::ReceiveBuffer;
 use inlane_wire::checksum::Sum;
@@ -31,6 +32,8 @@ pub struct ByteRing {
     present: usize,
     /// True if another process uses the memory, too. Such a ring is not kept for other connections.
     shared: bool,
+    /// The buffers of the program into which received bytes go in place of the ring.
+    pub(super) posted: Option<Box<PostedBuffers>>,
 }
 
 impl ByteRing {
@@ -40,7 +43,7 @@ impl ByteRing {
     /// If the length of the memory is not a power of two, or the CPU cannot access it.
     pub fn new(memory: Region) -> Self {
         assert!(memory.len().is_power_of_two() && memory.location().is_cpu_memory());
-        Self { memory, present: 0, shared: false }
+        Self { memory, present: 0, shared: false, posted: None }
     }
 
     /// Creates a ring over memory that another process may read and write at any time.
@@ -128,14 +131,28 @@ impl ByteRing {
     }
 }
 
-impl ReceiveBuffer for ByteRing {
+impl ByteRing {
+    /// Copies `bytes` into the ring, from index `index` on.
     #[inline]
-    fn write(&mut self, index: u64, bytes: &[u8]) {
+    pub(super) fn write_ring(&mut self, index: u64, bytes: &[u8]) {
         let [first, second] = self.spans(index..index + bytes.len() as u64);
         // SAFETY: the spans lie within the ring and have as many bytes as `bytes`.
         unsafe {
             first.start.copy_from_nonoverlapping(bytes.as_ptr(), first.len);
             second.start.copy_from_nonoverlapping(bytes.as_ptr().add(first.len), second.len);
+        }
+    }
+}
+
+impl ReceiveBuffer for ByteRing {
+    #[inline]
+    fn write(&mut self, index: u64, bytes: &[u8]) {
+        match &mut self.posted {
+            None => self.write_ring(index, bytes),
+            Some(posted) => {
+                let placed = posted.write(index, bytes);
+                self.write_ring(index + placed as u64, &bytes[placed..]);
+            }
         }
     }
 }

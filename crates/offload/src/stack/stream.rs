@@ -85,6 +85,7 @@ impl Stream {
     /// earlier rings. Bytes that were received out of order would be lost, so the connection must have none.
     pub fn replace_rings(&mut self, [mut send, mut receive]: [ByteRing; 2]) -> [ByteRing; 2] {
         debug_assert!(!self.is_reassembling());
+        self.forget_placed();
         send.copy_from(&self.send, self.connection.acknowledged()..self.written);
         receive.copy_from(&self.receive, self.delivered..self.connection.received());
         [std::mem::replace(&mut self.send, send), std::mem::replace(&mut self.receive, receive)]
@@ -98,6 +99,7 @@ impl Stream {
 
     /// Drops all received bytes that the caller has not taken.
     pub fn discard(&mut self) {
+        self.forget_placed();
         self.delivered = self.connection.received();
         self.publish_delivered();
     }

@@ -85,7 +85,17 @@ pub fn is_moving(fd: RawFd, slot: Slot) -> bool {
 
 /// Returns true if the engine's end of the socket pair is closed.
 pub(super) fn is_hung_up(fd: RawFd) -> bool {
-    let mut pair = libc::pollfd { fd, events: 0, revents: 0 };
+    poll(fd, 0) & (libc::POLLHUP | libc::POLLNVAL) != 0
+}
+
+/// Returns true if the socket pair has bytes, an end of the stream or an error.
+pub(super) fn is_polled_readable(fd: RawFd) -> bool {
+    poll(fd, libc::POLLIN) != 0
+}
+
+/// Returns the present events of a descriptor.
+fn poll(fd: RawFd, events: i16) -> i16 {
+    let mut pair = libc::pollfd { fd, events, revents: 0 };
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // Use a raw system call. The C library's function is a cancellation point: pthread_cancel could end the
     // thread in it. SAFETY: the structures live through the call.
@@ -93,7 +103,7 @@ pub(super) fn is_hung_up(fd: RawFd) -> bool {
         let (pair, none) = (&raw mut pair as c_long, &raw const none as c_long);
         real::syscall(libc::SYS_ppoll, pair, 1, none, 0, 0, 0)
     };
-    found == 1 && pair.revents & (libc::POLLHUP | libc::POLLNVAL) != 0
+    if found == 1 { pair.revents } else { 0 }
 }
 
 /// Asks the engine for the receive ring of `slot`, unless that was already done. Returns false if the slot does not

@@ -1,7 +1,8 @@
 //! Receives bytes of the receive ring in shared memory, and polls for them.
 
 use super::leave::{ask, await_move, leave, stop};
-use super::{Entry, are_possible, blocks, entry, is_same, is_same_quietly, now_ns, slot};
+use super::post::Receive;
+use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
 use crate::signals::BlockedSignals;
 use crate::{errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::is_possible;
@@ -11,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 /// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
-const LOOK_NS: u64 = 1000;
+pub(super) const LOOK_NS: u64 = 1000;
 
 /// Returns the number of received bytes of socket `fd` in shared memory, or `None` if there are none.
 pub fn available(fd: RawFd) -> Option<usize> {
@@ -156,7 +157,14 @@ unsafe fn receive_from(
     let take_known = || unsafe { take_available(fd, slot, &part, 1, true, is_unchanged) };
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
-    while !slot.receive().is_idle() && now < start + wait::BRIEF_NS.min(wait_ns) {
+    let waited = match buffers::are_used() {
+        true => Receive { fd, entry, slot, buffer, len }.wait(start + wait_ns, is_unchanged),
+        false => None,
+    };
+    if waited.is_some() {
+        now = now_ns();
+    }
+    while waited.is_none() && !slot.receive().is_idle() && now < start + wait::BRIEF_NS.min(wait_ns) {
         if let Some(bytes) = take_known() {
             entry.patience.note(true);
             set_errno(before);
@@ -165,7 +173,16 @@ unsafe fn receive_from(
         std::hint::spin_loop();
         now = now_ns();
     }
-    let signals = BlockedSignals::new();
+    let signals = match waited {
+        None => BlockedSignals::new(),
+        Some((0, signals)) => signals,
+        Some((placed, signals)) => {
+            entry.patience.note(true);
+            signals.release(false);
+            set_errno(before);
+            return Some(placed as ssize_t);
+        }
+    };
     let mut received = loop {
         if let Some(bytes) = take_known() {
             break Some(bytes);

@@ -1,6 +1,7 @@
 //! Connections whose data RDMA carries.
 
 mod in_place;
+mod posted;
 mod stores;
 
 use super::*;

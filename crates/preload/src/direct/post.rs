@@ -1,0 +1,98 @@
+//! Posts the buffer of a receive that waits, so that the engine places the bytes there ([`inlane_offload_protocol::slots::Post`]).
+//!
+//! The buffer is taken back before the receive returns or makes any call that may end the thread. Signals and cancellation are
+//! blocked meanwhile.
+
+use super::{Entry, SEEN, buffers, is_polled_readable, now_ns};
+use crate::control;
+use crate::signals::BlockedSignals;
+use inlane_offload_protocol::slots::{Posted, Slot};
+use libc::c_void;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+/// The length in bytes of the shortest receive that posts its buffer. For shorter ones, blocking the signals costs more than the copy.
+const LEAST: usize = 4096;
+/// The longest wait for the end of a write of the engine, in nanoseconds. It usually takes some microseconds, unless the engine is stopped.
+const WRITE_NS: u64 = 200_000_000;
+
+/// A receive that may post its buffer.
+pub(super) struct Receive<'a> {
+    pub fd: RawFd,
+    pub entry: &'a Entry,
+    pub slot: Slot,
+    pub buffer: *mut c_void,
+    pub len: usize,
+}
+
+impl Receive<'_> {
+    /// Posts the buffer, and waits until it has bytes, until other bytes or events are there, or until the time `end`. Returns the
+    /// number of received bytes, and the blocked signals. Returns `None` if the buffer cannot be posted. `is_unchanged` returns true while
+    /// the slot belongs to the same socket. May change errno.
+    #[inline(never)]
+    pub fn wait(&self, end: u64, is_unchanged: impl Fn() -> bool) -> Option<(u64, BlockedSignals)> {
+        let Self { entry, slot, buffer, len, .. } = *self;
+        let offset = buffers::offset_of(buffer, len, slot)?;
+        // Other descriptors and processes may receive on the same socket.
+        if len < LEAST || entry.sight.load(Ordering::SeqCst) != SEEN || entry.post_patience.skips() {
+            return None;
+        }
+        let position = slot.receive().position_if_empty()?;
+        let signals = BlockedSignals::new();
+        let placed = control::without_cancellation(|| {
+            let posted = slot.post().post(offset, len as u64, position)?;
+            self.poll(&posted, end, is_unchanged);
+            Some(self.take_back(&posted))
+        });
+        if let Some(placed) = placed {
+            entry.post_patience.note(placed > 0);
+            return Some((placed, signals));
+        }
+        signals.release(false);
+        None
+    }
+
+    fn poll(&self, posted: &Posted, end: u64, is_unchanged: impl Fn() -> bool) {
+        let mut looked = now_ns();
+        while !self.slot.post().has_bytes(posted) && self.slot.receive().position_if_empty().is_some() {
+            let now = now_ns();
+            if now >= end || !is_unchanged() {
+                return;
+            }
+            if now >= looked + super::receive::LOOK_NS {
+                looked = now;
+                if is_polled_readable(self.fd) {
+                    return;
+                }
+                // Yield, because the thread that sends the bytes may be waiting for this processor.
+                // SAFETY: has no preconditions.
+                unsafe { libc::sched_yield() };
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn take_back(&self, posted: &Posted) -> u64 {
+        self.slot.post().take_back(posted).unwrap_or_else(|| self.await_write(posted))
+    }
+
+    /// Waits until the engine does not write into the buffer any more. Takes the memory away from an engine that is stopped.
+    #[cold]
+    fn await_write(&self, posted: &Posted) -> u64 {
+        let limit = now_ns() + WRITE_NS;
+        loop {
+            if let Some(placed) = self.slot.post().take_back(posted) {
+                return placed;
+            }
+            if now_ns() >= limit
+                && let Some(placed) =
+                    buffers::detach(self.buffer, self.len, || self.slot.post().seize(posted))
+            {
+                return placed;
+            }
+            // SAFETY: has no preconditions.
+            unsafe { libc::sched_yield() };
+        }
+    }
+}
