@@ -233,6 +233,23 @@ mod tests {
         });
     }
 
+    /// A program that reuses the buffer without taking it back.
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn model_finds_the_error_of_a_program_that_keeps_a_post() {
+        model(|| {
+            let model = Model::new();
+            let engine = {
+                let model = model.clone();
+                loom::thread::spawn(move || model.place(1, 1))
+            };
+            let _posted = model.post().post(0, 2, 0);
+            // SAFETY: loom fails the test, because the engine may write meanwhile.
+            model.buffer[0].with_mut(|byte| unsafe { *byte = 99 });
+            engine.join().unwrap();
+        });
+    }
+
     #[test]
     fn model_two_threads_never_share_a_post() {
         model(|| {

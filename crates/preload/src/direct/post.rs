@@ -96,3 +96,57 @@ impl Receive<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlane_offload_protocol::slots::Area;
+    use std::ptr::{NonNull, null_mut};
+
+    const RING: usize = Area::LEAST_RING;
+    const LEN: usize = 10_000;
+
+    /// Maps an area.
+    fn map(file: RawFd) -> Area {
+        let (access, len) = (libc::PROT_READ | libc::PROT_WRITE, Area::len(RING).unwrap());
+        // SAFETY: the system chooses the address. The mapping stays for the whole test.
+        unsafe {
+            let start = libc::mmap(null_mut(), len, access, libc::MAP_SHARED, file, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            Area::new(NonNull::new(start.cast()).unwrap(), RING)
+        }
+    }
+
+    /// The engine is stopped while it writes, and continues after the receive has returned.
+    #[test]
+    fn a_stopped_engine_writes_to_memory_that_the_program_sees_no_longer() {
+        // SAFETY: a new file of the area's length, of which this test has two views.
+        let (program, engine) = unsafe {
+            let file = libc::memfd_create(c"test".as_ptr(), 0);
+            assert_eq!(libc::ftruncate(file, Area::len(RING).unwrap() as i64), 0);
+            (map(file), map(file))
+        };
+        let [slot, at_engine] = [program, engine].map(|area| area.slot(2).unwrap());
+        let buffer = program.arena().wrapping_add(5000);
+        let posted = slot.post().post(5000, LEN as u64, 7).unwrap();
+        let placing = at_engine.post().claim(7).unwrap();
+        let write = |byte| {
+            // SAFETY: the bytes lie in the arena of the engine's view.
+            unsafe { engine.arena().add(placing.offset as usize).write_bytes(byte, LEN) }
+        };
+        write(1);
+        let entry = super::super::entry(0).unwrap();
+        let receive = Receive { fd: -1, entry, slot, buffer: buffer.cast(), len: LEN };
+        assert_eq!(receive.take_back(&posted), 0);
+        // SAFETY: the program's view of the buffer stays mapped.
+        let bytes = unsafe {
+            buffer.write_bytes(9, LEN);
+            write(2);
+            std::slice::from_raw_parts(buffer, LEN)
+        };
+        assert!(bytes.iter().all(|&byte| byte == 9));
+        assert!(!at_engine.post().commit(&placing, 100), "the engine puts the bytes into the ring");
+        let next = slot.post().post(0, 1, 8).expect("the post is free again");
+        assert_eq!(slot.post().take_back(&next), Some(0));
+    }
+}
