@@ -92,10 +92,13 @@ pub enum Operation {
     /// pair of a TCP socket. The request carries the program's end of the pair. If the last segment of these
     /// bytes is incomplete, it waits until the program has sent more bytes, as with TCP_CORK.
     More = 15,
+    /// Resets a connection that waits to be accepted over a kept pair. The process that has received its record does not have the program's
+    /// end. The request carries a [`Handle`] with the number of the socket in the record. There is no reply.
+    Refuse = 16,
 }
 
 impl Operation {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Bind,
         Self::Connect,
         Self::Listen,
@@ -111,11 +114,12 @@ impl Operation {
         Self::Adopt,
         Self::Open,
         Self::More,
+        Self::Refuse,
     ];
 
     /// Returns true if the engine replies.
     pub fn has_reply(self) -> bool {
-        !matches!(self, Self::SetOption | Self::Kernel | Self::Start | Self::Open)
+        !matches!(self, Self::SetOption | Self::Kernel | Self::Start | Self::Open | Self::Refuse)
     }
 }
 
@@ -293,7 +297,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..16, len in 0u8..=255) {
+        fn any_bytes_decode_and_what_decodes_reads_back(bytes in proptest::collection::vec(any::<u8>(), LEN), operation in 0u8..17, len in 0u8..=255) {
             let mut bytes = bytes;
             bytes[..2].copy_from_slice(&[VERSION, operation]);
             bytes[76..80].copy_from_slice(&[len, 0, 0, 0]);

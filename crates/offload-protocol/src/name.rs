@@ -29,6 +29,7 @@
 
 use crate::address;
 use crate::message::NumberOption;
+use crate::slots::SLOTS;
 use std::net::SocketAddr;
 
 /// The first bytes of a socket name: the zero byte of abstract names, the word "inlane", and the version of
@@ -235,17 +236,21 @@ impl SocketName {
     }
 
     /// Returns the record that the engine writes into the pair of a listener. `tag` is that of
-    /// [`Records`](crate::slots::Records), or 0 if the record is not counted. It takes the place of the zero byte with which names begin.
-    pub fn to_record(&self, tag: u8) -> [u8; SOCKET_LEN] {
+    /// [`Records`](crate::slots::Records), or 0 if the record is not counted. `kept` is the number of the slot whose kept pair the connection
+    /// gets. Such a record comes without a descriptor. Both take the place of bytes that are the same in all names.
+    pub fn to_record(&self, tag: u8, kept: Option<u8>) -> [u8; SOCKET_LEN] {
         let mut record = self.encode();
         record[0] = tag;
+        record[1] = kept.unwrap_or(record[1]);
         record
     }
 
-    /// Parses a record. Returns the name and the tag. Returns `None` for other bytes.
-    pub fn from_record(mut record: [u8; SOCKET_LEN]) -> Option<(Self, u8)> {
+    /// Parses a record. Returns the name, the tag and the number of the slot. Returns `None` for other bytes.
+    pub fn from_record(mut record: [u8; SOCKET_LEN]) -> Option<(Self, u8, Option<u8>)> {
         let tag = std::mem::take(&mut record[0]);
-        Self::decode(&record).map(|name| (name, tag))
+        let kept = (usize::from(record[1]) < SLOTS).then_some(record[1]);
+        record[1] = PREFIX[1];
+        Self::decode(&record).map(|name| (name, tag, kept))
     }
 
     /// Parses the name of a program's end. Returns `None` for any other name.

@@ -5,6 +5,7 @@
 //! thread may run a signal handler that has interrupted the user of the connection. A child of vfork also
 //! opens another connection, because it shares the variables of its parent.
 
+use crate::direct::kept;
 use crate::direct::now_ns;
 use crate::{real, settings, wait};
 use inlane_offload_protocol::message::{self, MOST_AHEAD, Message, Operation};
@@ -70,6 +71,7 @@ extern "C" fn forget() {
         unsafe { libc::close(fd) };
     }
     MAPPED.store(false, Ordering::Relaxed);
+    kept::forget_in_child();
     IN_USE.store(false, Ordering::Relaxed);
     // SAFETY: has no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
@@ -393,7 +395,10 @@ fn ask_on(control: RawFd, fd: RawFd) -> Result<Message, c_int> {
         let start = if start == libc::MAP_FAILED { std::ptr::null_mut() } else { start };
         AREA.store(start.cast(), Ordering::Release);
         MAPPED.store(true, Ordering::Relaxed);
-        area().iter().for_each(|area| area.from_start().store(1, Ordering::Relaxed));
+        area().iter().for_each(|area| {
+            area.from_start().store(1, Ordering::Relaxed);
+            area.keeps().store(u64::from(!kept::is_stopped()), Ordering::SeqCst);
+        });
     }
     if reply.status == 0 { Ok(reply) } else { Err(reply.status) }
 }

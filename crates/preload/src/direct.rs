@@ -8,12 +8,13 @@
 
 mod buffers;
 mod from_start;
+pub mod kept;
 mod leave;
 mod post;
 mod receive;
 mod send;
 
-pub use from_start::{expect_slot, expect_slot_of_accepted};
+pub use from_start::{expect_slot, expect_slot_of_accepted, find_slot};
 use leave::is_polled_readable;
 pub use leave::{ask, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
 pub use receive::{available, receive, receive_available};
@@ -61,6 +62,8 @@ struct Entry {
     changes: AtomicU32,
     /// Whether the library sees all sends on the socket: [`UNKNOWN`], [`SEEN`] or [`UNSEEN`].
     sight: AtomicU32,
+    /// The number of threads that use the descriptor in the kernel, in ways that could change its pair.
+    users: AtomicU32,
     /// Whether the descriptor blocks, in the lowest bit. The other bits are those of [`blocking_key`] at the time of the
     /// kernel's answer.
     blocking: AtomicU64,
@@ -106,6 +109,7 @@ static ENTRIES: [Entry; MOST] = [const {
         known: AtomicU64::new(0),
         changes: AtomicU32::new(0),
         sight: AtomicU32::new(UNKNOWN),
+        users: AtomicU32::new(0),
         blocking: AtomicU64::new(0),
         sends: AtomicU32::new(0),
         receives: AtomicU32::new(0),
@@ -125,6 +129,12 @@ fn entry(fd: RawFd) -> Option<&'static Entry> {
     usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
 }
 
+/// Returns the number of calls that may have closed or replaced the descriptor.
+#[inline]
+fn changes(fd: RawFd) -> u32 {
+    entry(fd).map_or(0, |entry| entry.changes.load(Ordering::SeqCst))
+}
+
 /// The number of calls that may have closed a range of descriptors.
 static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
 
@@ -135,6 +145,7 @@ static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
 #[must_use]
 pub fn closing(fd: RawFd) -> Option<Closing> {
     waiting::forget(fd);
+    kept::forbid(fd);
     let entry = entry(fd)?;
     if entry.sight.load(Ordering::Relaxed) != UNKNOWN {
         entry.sight.store(UNKNOWN, Ordering::Relaxed);
@@ -195,6 +206,7 @@ static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 
 /// Records that the descriptor gets a new socket, which no other descriptor has. Removes its slot from the table.
 pub fn note_new(fd: RawFd) {
+    kept::forbid(fd);
     if let Some(entry) = entry(fd) {
         let sight = if entry.sight.load(Ordering::Relaxed) == UNSEEN { UNSEEN } else { SEEN };
         drop(closing(fd));
@@ -215,6 +227,11 @@ pub fn note_unseen(fd: RawFd) {
     slot(fd).iter().for_each(|slot| slot.pair().note_unseen());
 }
 
+/// Returns true if the library sees all sends on the socket of `fd`, which no other descriptor has.
+pub fn is_seen(fd: RawFd) -> bool {
+    entry(fd).is_some_and(|entry| entry.sight.load(Ordering::SeqCst) == SEEN)
+}
+
 /// Records that another program may get the socket of `fd`, and send on it.
 fn note_shared(fd: RawFd) {
     lose_sight(fd);
@@ -230,12 +247,14 @@ fn lose_sight(fd: RawFd) {
 
 /// Records that another program may get the sockets of all descriptors.
 pub fn note_all_shared() {
+    kept::stop();
     (0..=HIGHEST.load(Ordering::Relaxed)).for_each(note_shared);
 }
 
 /// Prepares for a fork. The child finds the slots of the connections that have one, and marks its sends there. It cannot mark
 /// those on other connections.
 extern "C" fn note_fork() {
+    kept::stop();
     for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
         match slot(fd) {
             None => note_shared(fd),
@@ -247,6 +266,45 @@ extern "C" fn note_fork() {
 /// Lets [`note_fork`] run before each fork.
 pub fn watch_forks() {
     real::at_fork(Some(note_fork), None);
+}
+
+/// A use of a connection with a slot in the kernel. Create it before the system call, and drop it after that.
+pub struct Using(Option<&'static Entry>);
+
+/// Begins a [`Using`] of `fd`. Its pair is then not kept for another connection meanwhile.
+#[inline]
+pub fn using(fd: RawFd) -> Using {
+    let entry = entry(fd).filter(|entry| !entry.slot.load(Ordering::Relaxed).is_null());
+    if let Some(entry) = entry {
+        entry.users.fetch_add(1, Ordering::SeqCst);
+    }
+    Using(entry)
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        if let Some(entry) = self.0 {
+            entry.users.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Makes the system call `call` on `fd`, as a [`Using`].
+#[inline]
+pub fn using_for<T>(fd: RawFd, call: impl FnOnce() -> T) -> T {
+    let _using = using(fd);
+    call()
+}
+
+/// Returns true if a thread uses `fd` in the kernel. A thread that begins it after the descriptor was closed does not count.
+pub fn is_used(fd: RawFd) -> bool {
+    entry(fd).is_some_and(|entry| entry.users.load(Ordering::SeqCst) != 0)
+}
+
+/// Records that the program passes `fd` to another process.
+pub fn note_passed(fd: RawFd) {
+    kept::stop();
+    note_unseen(fd);
 }
 
 /// A send of the library through the socket pair. Create it before the kernel's send, and drop it after that.

@@ -11,6 +11,7 @@ mod instance;
 pub mod ready;
 mod table;
 
+use crate::direct::kept;
 use crate::{control, errno, real, set_errno, wait};
 use inlane_offload_protocol::slots::SLOTS;
 use instance::Instance;
@@ -34,6 +35,10 @@ pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut e
             match operation {
                 libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if !event.is_null() => {
                     wait::note_watched(instance, fd);
+                    if entry.requested(fd).is_some_and(|(other, _)| other != instance) {
+                        // The table has only the last registration, so the others could not be removed.
+                        kept::forbid(fd);
+                    }
                     ready::register(entry, instance, fd, event.read_unaligned());
                 }
                 libc::EPOLL_CTL_DEL if entry.is_of(fd, instance) => {
@@ -64,6 +69,26 @@ pub fn forget_registration(fd: RawFd) {
     if let Some(entry) = table::entry(fd).filter(|entry| entry.requested(fd).is_some()) {
         entry.wanted.store(0, Ordering::Relaxed);
     }
+}
+
+/// Removes the registration of the connection `fd`, which has slot `index`, because the program closes `fd` and its pair is kept. Returns
+/// false if that failed.
+pub fn end_registration(fd: RawFd, index: usize) -> bool {
+    let Some(entry) = table::entry(fd) else { return false };
+    if let Some((instance, _)) = entry.requested(fd) {
+        // SAFETY: the call has no event.
+        if unsafe { real::epoll_ctl(instance, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) } != 0 {
+            return false;
+        }
+        entry.wanted.store(0, Ordering::Relaxed);
+    }
+    if table::is_watched(index, fd)
+        && let Some((_, instance)) = table::unwatch(index)
+        && let Some(instance) = instance::of(instance)
+    {
+        instance.stop_watching(1 << index);
+    }
+    true
 }
 
 /// Prepares for the end of the descriptor `fd`, which the program closes or replaces. `fd` may be a connection, an epoll

@@ -17,6 +17,7 @@ pub use connect::{
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{ask_internet, getsockopt, has_level, is_in_range, put_option, reset_on_close, setsockopt};
 
+use crate::direct::kept;
 use crate::{direct, errno, fail, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::name::{End, Local, SocketName};
@@ -50,6 +51,7 @@ impl Flags {
     /// Sets `flag` in the socket's SO_PRIORITY. If all three flags would then be set, stores 6, without
     /// `ERROR_READ`, because the kernel reserves priority 7 for privileged processes.
     fn set(fd: RawFd, flag: c_int) {
+        kept::forbid(fd);
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
     }

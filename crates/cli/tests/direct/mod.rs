@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 pub const PEER: &str = include_str!("peer.py");
+const KEPT: &str = include_str!("kept.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
@@ -147,6 +148,16 @@ fn the_first_bytes_of_many_short_connections_go_through_shared_memory() {
         assert!(start.elapsed() < Duration::from_secs(60), "no shared memory is used: {}", lab.status());
         must(lab.offloaded(PYTHON).args(["-c", PEER, "short", "5000"]));
     }
+}
+
+/// The engine polls for long, because a pair is kept only while it is awake.
+#[test]
+fn accepted_connections_over_kept_pairs_behave_as_others() {
+    let Some(mut lab) = Lab::new("direct-kept", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback", "--spin", "100ms"]);
+    let said = must(lab.offloaded(PYTHON).args(["-c", KEPT]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+    lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
 }
 
 #[test]

@@ -88,12 +88,14 @@
 //!
 //! A late take fails, because the position grows with each byte and with each open.
 
+mod life;
 mod post;
 mod records;
 mod slot;
 #[cfg(test)]
 mod tests;
 
+pub use life::Life;
 pub use post::{Placing, Post, Posted};
 pub use records::Records;
 pub use slot::{Area, Header, MOST_THREADS, PeerWords, Slot};
@@ -364,6 +366,12 @@ impl<W: Word> PairMarks<'_, W> {
         if self.0.load() & (SENT | UNSEEN) == 0 {
             self.note_unseen();
         }
+    }
+
+    /// Returns true if no bytes have reached the pair, and none can reach it in ways that the library does not see.
+    #[inline]
+    pub fn is_unused(&self) -> bool {
+        self.0.load() == 0
     }
 
     /// Returns true if the pair holds no bytes of the program. Calls `asks` to ask the kernel, if that is not known. If `clears`

@@ -8,7 +8,7 @@
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Doorbell, PairMarks, Post, ReceiveRing, Received, Records, SLOTS, SendRing, Stores};
+use super::{Doorbell, Life, PairMarks, Post, ReceiveRing, Received, Records, SLOTS, SendRing, Stores};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -65,6 +65,7 @@ struct AreaWords {
     sent_records: RecordWords,
     received_records: Line,
     buffers: Line,
+    keeps: Line,
     inodes: [AtomicU64; SLOTS],
 }
 
@@ -129,6 +130,8 @@ pub struct PeerWords {
     pub stores: StoreWords,
     /// The index up to which the engine of the slot has received the stream. Only that engine writes it.
     pub noted: Line,
+    /// The word of [`Life`].
+    pub life: Line,
 }
 
 /// The words of [`Post`].
@@ -255,6 +258,11 @@ impl Area {
         &self.words().buffers.0
     }
 
+    /// Returns the word that is 1 while the program keeps pairs for later connections. Only the program writes it.
+    pub fn keeps(&self) -> &AtomicU64 {
+        &self.words().keeps.0
+    }
+
     /// Returns the word with the inode of the connection that uses slot `index`, or 0 if none does. Only the engine writes it.
     /// By these words, the program finds the slots that it has not requested.
     ///
@@ -367,6 +375,11 @@ impl Slot {
     /// Returns the send ring.
     pub fn send(&self) -> SendRing<'_, AtomicU64> {
         SendRing(&self.header().send.ring)
+    }
+
+    /// Returns the life of the connection.
+    pub fn life(&self) -> Life<'_, AtomicU64> {
+        Life(&self.peer().life.0)
     }
 
     /// Returns what is known about the program's bytes in the socket pair.

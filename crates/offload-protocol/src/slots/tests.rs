@@ -1,6 +1,7 @@
 //! Checks the protocol of slots with the model checker loom and with random words. Also checks that the bytes
 //! read from a slot are the bytes that were written to it.
 
+mod life;
 mod records;
 
 use super::*;

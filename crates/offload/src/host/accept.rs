@@ -3,7 +3,7 @@
 use super::Engine;
 use super::pair;
 use super::request::OwningProgram;
-use super::socket::{Attachment, ListenerPair, Pair, Pending, Socket, Stack, StreamPair};
+use super::socket::{Attachment, ListenerPair, Pair, Pending, ProgramEnd, Socket, Stack, StreamPair};
 use super::stream::CHECKED_READS;
 use crate::lock;
 use crate::stack::arena::Key;
@@ -76,18 +76,38 @@ impl Engine {
         (options.reuse_address, options.reuse_port) = (false, false);
         let (keepalive, linger) = (options.keepalive, options.linger);
         let role = Role::Stream(Box::new(open(&mut self.stack, &options)?));
-        let pair = StreamPair { checked_reads: CHECKED_READS, unaccepted: true, ..StreamPair::new() };
+        let kept = self.take_kept(&client, v6, &options);
+        let pair = StreamPair {
+            checked_reads: CHECKED_READS,
+            unaccepted: true,
+            reused: kept.is_some().then_some(listener),
+            ..StreamPair::new()
+        };
         let pair = Pair::Stream(Box::new(pair));
         let owner = OwningProgram { process, program: &program, v6, closer: &closer };
-        let created = self.create_unnamed(owner, flow.local, Some(flow.remote), options, (role, pair));
-        let (key, program_end, name) = created.ok()?;
-        pair::keep_options(&program_end, keepalive, linger);
+        let (key, program_end, name) = match kept {
+            Some(kept) => {
+                let addresses = (flow.local, flow.remote);
+                let created = self.create_over_kept(now, owner, addresses, options, (role, pair), kept);
+                let (key, index, name) = created?;
+                (key, ProgramEnd::Kept(index), name)
+            }
+            None => {
+                let created =
+                    self.create_unnamed(owner, flow.local, Some(flow.remote), options, (role, pair));
+                let (key, program_end, name) = created.ok()?;
+                pair::keep_options(&program_end, keepalive, linger);
+                (key, ProgramEnd::New(program_end), name)
+            }
+        };
         if !self.claim_flow(flow, key) {
             // Another thread has a connection of this flow. Do not reset that one.
             self.remove(key);
             return Some(key);
         }
-        self.give_slot(now, key, &client, &program_end);
+        if let ProgramEnd::New(program_end) = &program_end {
+            self.give_slot(now, key, &client, program_end);
+        }
         if let Some(Socket {
             role: Role::Listening(listening),
             attachment: Attachment { pair: Pair::Listening(pair), .. },
@@ -136,9 +156,13 @@ impl Engine {
         while !pair.full
             && let Some(pending) = pair.queue.pop_front()
         {
-            let record = pending.name.to_record(records.as_ref().map_or(0, |records| records.tag));
+            let (descriptor, kept) = match &pending.program {
+                ProgramEnd::New(program) => (Some(program.as_raw_fd()), None),
+                ProgramEnd::Kept(index) => (None, Some(*index)),
+            };
+            let record = pending.name.to_record(records.as_ref().map_or(0, |records| records.tag), kept);
             records.iter().for_each(Records::note_sending);
-            let sent = pair::send_descriptor(fd, &record, Some(pending.program.as_raw_fd()));
+            let sent = pair::send_descriptor(fd, &record, descriptor);
             if sent.is_err() {
                 records.iter().for_each(Records::note_unsent);
             }
@@ -162,9 +186,7 @@ impl Engine {
                 Err(_) => {
                     // The program has closed the listener. Dropping `pending` closes the program's end of the
                     // new connection's socket pair, so the engine resets that connection.
-                    let connection = pending.key;
-                    drop(pending);
-                    self.stack.touch(connection);
+                    self.drop_pending(pending);
                     self.remove(key);
                     return;
                 }

@@ -1,5 +1,7 @@
 //! The memory that the engine shares with a process: creates it, and assigns its slots.
 
+use super::kept::KeptPair;
+use crate::lock;
 use crate::stack::arena::Key;
 use inlane_offload_protocol::slots::{Area, SLOTS, Slot};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -7,6 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The number of connections in a row that leave their slots unused, before new ones get none.
@@ -36,6 +39,10 @@ pub struct SharedArea {
     keys: [AtomicU64; SLOTS],
     /// The number of connections in a row that got a slot from the start and did not use it.
     unused_in_row: AtomicU32,
+    /// Bit n is 1 if there is a pair for a later connection of slot n.
+    keeps: AtomicU64,
+    /// The pairs of the bits in `keeps`.
+    kept: Mutex<[Option<KeptPair>; SLOTS]>,
     /// The memory's descriptor, if a peer's engine may get it.
     file: Option<OwnedFd>,
 }
@@ -65,7 +72,21 @@ impl SharedArea {
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let keys = [const { AtomicU64::new(0) }; SLOTS];
         let (used, stored, unused_in_row) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
-        let area = Self { start, ring, len, process, user, used, stored, keys, unused_in_row, file: None };
+        let (keeps, kept) = (AtomicU64::new(0), Mutex::new([const { None }; SLOTS]));
+        let area = Self {
+            start,
+            ring,
+            len,
+            process,
+            user,
+            used,
+            stored,
+            keys,
+            unused_in_row,
+            keeps,
+            kept,
+            file: None,
+        };
         static AREAS: AtomicU32 = AtomicU32::new(0);
         // Two areas of one process have different tags.
         let tag = 1 + (AREAS.fetch_add(1, Ordering::Relaxed) % 255) as u8;
@@ -102,14 +123,65 @@ impl SharedArea {
     pub(super) fn reserve(&self, key: Key) -> Option<(usize, Slot)> {
         // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
         // with which another thread gave back the slot.
+        // Prefer a slot without a kept pair.
+        let free = |used: u64| {
+            let others = used | self.keeps.load(Ordering::Relaxed);
+            (if others == u64::MAX { used } else { others }).trailing_ones() as usize
+        };
+        let mut index = SLOTS;
         let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
-            let index = used.trailing_ones() as usize;
+            index = free(used);
             (index < SLOTS).then(|| used | 1 << index)
         });
-        let index = reserved.ok()?.trailing_ones() as usize;
+        reserved.ok()?;
+        if self.keeps.load(Ordering::Relaxed) & 1 << index != 0 {
+            drop(self.take_pair(index));
+        }
+        self.assume(index, key)
+    }
+
+    /// Makes slot `index`, which is reserved, that of the connection `key`. Returns the slot's index and the slot.
+    pub(super) fn assume(&self, index: usize, key: Key) -> Option<(usize, Slot)> {
         let slot = self.area().slot(index)?;
         self.keys[index].store(key.to_u64(), Ordering::Relaxed);
         Some((index, slot))
+    }
+
+    /// Returns true if the program keeps its ends of pairs for later connections.
+    pub(super) fn keeps_pairs(&self) -> bool {
+        self.area().keeps().load(Ordering::Relaxed) != 0
+    }
+
+    /// Keeps the pair of slot `index`, which is reserved, for a later connection of the slot.
+    pub(super) fn keep(&self, index: usize, pair: KeptPair) {
+        lock(&self.kept)[index] = Some(pair);
+        self.keeps.fetch_or(1 << index, Ordering::Relaxed);
+    }
+
+    /// Returns the kept pair of slot `index`, which is reserved.
+    fn take_pair(&self, index: usize) -> Option<KeptPair> {
+        self.keeps.fetch_and(!(1 << index), Ordering::Relaxed);
+        lock(&self.kept)[index].take()
+    }
+
+    /// Takes a kept pair for which `fits` returns true, and reserves its slot. Returns the number of the slot and the pair.
+    pub(super) fn take_kept(&self, fits: impl Fn(&KeptPair) -> bool) -> Option<(usize, KeptPair)> {
+        let mut rest = self.keeps.load(Ordering::Relaxed);
+        while rest != 0 {
+            let index = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            if self.used.load(Ordering::Relaxed) & 1 << index != 0
+                || !lock(&self.kept)[index].as_ref().is_some_and(&fits)
+                || self.used.fetch_or(1 << index, Ordering::Acquire) & 1 << index != 0
+            {
+                continue;
+            }
+            match (self.take_pair(index), self.area().slot(index)) {
+                (Some(pair), Some(slot)) if fits(&pair) && slot.life().reuse() => return Some((index, pair)),
+                _ => self.release(index, false),
+            }
+        }
+        None
     }
 
     /// Returns the key of the connection that uses slot `index`, or that has used it last.

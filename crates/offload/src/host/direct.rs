@@ -99,8 +99,12 @@ pub struct Direct {
     area: Arc<SharedArea>,
     index: usize,
     slot: Slot,
+    /// The inode and the device of the program's end.
+    inode: (u64, u64),
     /// Makes a thread of the engine look at the doorbell of the area.
     polled: Polled,
+    /// True if the engine has written bytes to the pair.
+    pair_written: bool,
     /// The index up to which the engine has taken note of committed bytes.
     collected: u64,
     /// When the engine first saw that a thread of the program writes to the send ring, in nanoseconds. `None` if it does not.
@@ -167,7 +171,8 @@ unsafe impl Send for Direct {}
 impl Direct {
     /// Assigns a slot in the shared memory of `polled` to the connection `key`. `inode` and `device` identify the
     /// program's end of the socket pair. The program's next byte has the index `written`. If `from_start` is true, the pair is
-    /// new and empty, and the first received bytes go into the receive ring. Returns `None` if no slot is free.
+    /// new and empty, and the first received bytes go into the receive ring. `reserved` is the slot of a kept pair. Returns `None` if no
+    /// slot is free.
     pub fn new(
         now: u64,
         polled: Polled,
@@ -175,9 +180,16 @@ impl Direct {
         (inode, device): (u64, u64),
         written: u64,
         from_start: bool,
+        reserved: Option<usize>,
     ) -> Option<Self> {
         let area = polled.area().clone();
-        let (index, slot) = area.reserve(key)?;
+        let (index, slot) = match reserved {
+            Some(index) => area.assume(index, key)?,
+            None => area.reserve(key)?,
+        };
+        if reserved.is_none() {
+            slot.life().begin();
+        }
         let header = slot.header();
         let position = slot.receive().reset(from_start);
         let doorbell = area.area().distance_to_doorbell(slot, polled.thread());
@@ -197,6 +209,8 @@ impl Direct {
             area,
             index,
             slot,
+            inode: (inode, device),
+            pair_written: false,
             polled,
             collected: written,
             claimed_since: None,
@@ -242,6 +256,37 @@ impl Direct {
     /// Returns the thread whose doorbell the program rings.
     pub fn thread(&self) -> usize {
         self.polled.thread()
+    }
+
+    /// Returns the inode and the device of the program's end.
+    pub fn inode(&self) -> (u64, u64) {
+        self.inode
+    }
+
+    /// Returns true if the program has accepted the connection.
+    pub fn is_accepted(&self) -> bool {
+        self.slot.life().is_accepted()
+    }
+
+    /// Returns true if the program has closed the connection and keeps its end of the pair.
+    #[inline]
+    pub fn is_closed_by_program(&self) -> bool {
+        self.slot.life().is_closed()
+    }
+
+    /// Closes the send ring, in which the program has ended its last claim.
+    pub fn note_closed(&mut self) {
+        (self.closed, self.claimed_since) = (true, None);
+    }
+
+    /// Returns true if the pair can be kept for another connection of the slot. The program does not close its end then.
+    pub fn may_keep_pair(&self) -> bool {
+        self.closed && !self.abandoned && !self.offered && self.slot.life().keep()
+    }
+
+    /// Returns true if the program has left received bytes in the pair. `fd` is the engine's end.
+    pub fn has_unread_in_pair(&self, fd: RawFd) -> bool {
+        self.pair_written && !is_empty(fd)
     }
 
     /// Returns the slot of shared memory.
@@ -670,7 +715,7 @@ impl Direct {
     /// Records that the engine has written to the socket pair. The engine then checks whether the pair is empty before it opens
     /// the receive ring again.
     pub fn note_pair_written(&mut self) {
-        self.pair_empty = false;
+        (self.pair_empty, self.pair_written) = (false, true);
         if self.moving {
             self.end_move();
         }

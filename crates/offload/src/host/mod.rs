@@ -22,6 +22,7 @@ mod datagram_request;
 mod direct;
 mod input;
 pub mod interface;
+mod kept;
 pub mod link;
 pub mod memory;
 mod open;
@@ -87,7 +88,7 @@ pub struct Engine {
     number: u64,
     clock: Clock,
     link: Link,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     /// The kernel's interface of the port. `None` on ports without one, and on all threads but the first.
     interface: Option<WatchedInterface>,
     /// The interface's name, if it is down.
@@ -146,6 +147,7 @@ impl Engine {
         closer: Arc<Closer>,
     ) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map(Arc::new)
             .map_err(|error| Error::os("epoll_create")(error.into()))?;
         let engine = Self {
             settings: settings.clone(),
@@ -331,11 +333,11 @@ impl Engine {
         }
         match pair {
             Pair::Listening(mut pair) => {
+                self.refuse_handed_over(key);
                 // Close the program's ends of the socket pairs of connections that were not accepted. The
                 // engine then resets these connections.
                 while let Some(pending) = pair.queue.pop_front() {
-                    drop(pending.program);
-                    self.stack.touch(pending.key);
+                    self.drop_pending(pending);
                 }
             }
             Pair::Datagram(pair) => self.totals.datagrams.add(&pair.counters),

@@ -77,8 +77,8 @@ impl Engine {
         let pair = StreamPair { filled: Some(filled), client, ..StreamPair::new() };
         let role = (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)));
         let options = SocketOptions::default();
-        let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit };
-        let key = self.add(owner(request), new, &program)?;
+        let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit: Arc::new(permit) };
+        let key = self.add(owner(request), new, Some(&program))?;
         self.claim_flow(flow, key);
         self.stack.touch(key);
         Ok((Message::new(Operation::Open), None))

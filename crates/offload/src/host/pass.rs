@@ -96,7 +96,7 @@ impl Engine {
                 _ => self.stack.thread,
             };
         }
-        if request.message.operation == Operation::Start
+        if matches!(request.message.operation, Operation::Start | Operation::Refuse)
             && let Some(handle) = request.message.handle()
         {
             return (handle.socket % shared.threads() as u64) as usize;
@@ -169,6 +169,10 @@ impl Engine {
             return Err(rustix::io::Errno::BADF);
         };
         let awaits_room = match pair {
+            Pair::Stream(pair) if pair.reused.is_some() => {
+                let token = epoll::EventData::new_u64(key.to_u64());
+                return epoll::modify(&self.epoll, end, token, pair::events(pair.awaits_room));
+            }
             Pair::Stream(pair) => pair.awaits_room,
             Pair::Listening(pair) => pair.awaits_room,
             Pair::Bound | Pair::Datagram(_) => false,

@@ -82,7 +82,7 @@ pub(super) struct NewSocket {
     /// What the socket does, and the state of its pair.
     pub role: (Role, Pair),
     /// Counts the socket.
-    pub permit: Permit,
+    pub permit: Arc<Permit>,
 }
 
 /// Returns the program that sent a request.
@@ -140,6 +140,7 @@ impl Engine {
             Operation::Adopt => self.adopt(now, request),
             Operation::Open => self.open(now, request),
             Operation::More => self.expect_more(request),
+            Operation::Refuse => self.refuse(request),
         };
         if let (Operation::Bind | Operation::Connect, Ok((reply, _))) = (operation, &mut answer) {
             reply.name = self.spin_us();
@@ -252,8 +253,8 @@ impl Engine {
                 return Err(refusal);
             }
         };
-        let new = NewSocket { id, cookie, end, local, options, role, permit };
-        Ok((self.add(owner, new, &program)?, program, name))
+        let new = NewSocket { id, cookie, end, local, options, role, permit: Arc::new(permit) };
+        Ok((self.add(owner, new, Some(&program))?, program, name))
     }
 
     /// Creates the pair of a new socket, and counts the socket.
@@ -290,12 +291,13 @@ impl Engine {
         self.last_id + self.stack.thread as u64
     }
 
-    /// Adds a socket over an existing pair, whose program's end is `other`.
+    /// Adds a socket over an existing pair, whose program's end is `other`. `None` if the program has this end already, and the options
+    /// contain nothing for it.
     pub(super) fn add(
         &mut self,
         owner: OwningProgram<'_>,
         new: NewSocket,
-        other: &OwnedFd,
+        other: Option<&OwnedFd>,
     ) -> Result<Key, Refusal> {
         let OwningProgram { process, program, v6, closer } = owner;
         let NewSocket { id, cookie, end, local, options, role, permit } = new;
@@ -308,7 +310,7 @@ impl Engine {
             end: Some(end),
             pair,
             copy: false,
-            permit: Some(Arc::new(permit)),
+            permit: Some(permit),
             closer: closer.clone(),
         };
         let key = self.stack.insert(Socket::new(local, v6, options, role, attachment));
@@ -331,7 +333,7 @@ impl Engine {
                 _ => sizes[0] = sizes[0].map(|bytes| bytes.max(LEAST_DATAGRAM_BUFFER)),
             }
             for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(sizes) {
-                if let Some(size) = size {
+                if let (Some(size), Some(other)) = (size, other) {
                     let _ = pair::set_option(other, name, size);
                 }
             }

@@ -167,7 +167,9 @@ impl Engine {
             if area.is_full() {
                 self.evict(now, &area);
             }
-            self.assign(now, key, &area, fd, false).ok_or(libc::ENOBUFS)?;
+            let status = rustix::fs::fstat(fd).map_err(std::io::Error::from)?;
+            let inode = (status.st_ino, status.st_dev);
+            self.assign(now, key, &area, inode, false, None).ok_or(libc::ENOBUFS)?;
         }
         let (owner, index) = direct_of(&mut self.stack, key).ok_or(libc::ENOBUFS)?.location();
         if !Arc::ptr_eq(owner, &area) {
@@ -183,22 +185,25 @@ impl Engine {
     pub(super) fn give_slot(&mut self, now: u64, key: Key, client: &Weak<Client>, program: &OwnedFd) {
         let Some(client) = client.upgrade() else { return };
         let area = lock(&client.area).clone();
-        if let Some(area) = area.filter(|area| area.gives_slots()) {
-            self.assign(now, key, &area, program, true);
+        if let Some(area) = area.filter(|area| area.gives_slots())
+            && let Ok(status) = rustix::fs::fstat(program)
+        {
+            self.assign(now, key, &area, (status.st_ino, status.st_dev), true, None);
         }
     }
 
-    /// Assigns a slot of an area to a connection without one, and makes the slot's rings those of the connection. `program` is the
-    /// program's end of the pair. If `from_start` is true, this pair is empty. Returns `None` if no slot is free.
-    fn assign(
+    /// Assigns a slot of an area to a connection without one, and makes the slot's rings those of the connection. `inode` are the inode
+    /// and the device of the program's end of the pair. If `from_start` is true, this pair is empty. `reserved` is the slot of a kept
+    /// pair. Returns `None` if no slot is free.
+    pub(super) fn assign(
         &mut self,
         now: u64,
         key: Key,
         area: &Arc<SharedArea>,
-        program: &OwnedFd,
+        inode: (u64, u64),
         from_start: bool,
+        reserved: Option<usize>,
     ) -> Option<()> {
-        let status = rustix::fs::fstat(program).ok()?;
         let polled = self.slots.poll(area, self.stack.thread);
         let Some(Socket {
             role: Role::Stream(stream),
@@ -212,8 +217,7 @@ impl Engine {
         if stream.is_reassembling() {
             return None;
         }
-        let inode = (status.st_ino, status.st_dev);
-        let mut direct = Direct::new(now, polled, key, inode, stream.written, from_start)?;
+        let mut direct = Direct::new(now, polled, key, inode, stream.written, from_start, reserved)?;
         let written = [stream.written, stream.connection.received()];
         let unused = stream.replace_rings(direct.rings());
         let limit = options.send_limit(stream.send.capacity()) as u64;

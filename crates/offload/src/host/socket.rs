@@ -127,10 +127,19 @@ impl ListenerPair {
 pub struct Pending {
     /// The connection.
     pub key: Key,
-    /// The program's end.
-    pub program: OwnedFd,
+    /// How the program gets its end.
+    pub program: ProgramEnd,
     /// The name for the program's end.
     pub name: SocketName,
+}
+
+/// How a program gets its end of the pair of a connection that it accepts.
+#[derive(Debug)]
+pub enum ProgramEnd {
+    /// The end of a new pair, which the engine sends.
+    New(OwnedFd),
+    /// The program has the end, which it has kept with the slot of this number.
+    Kept(u8),
 }
 
 /// The pair of a connection.
@@ -170,6 +179,10 @@ pub struct StreamPair {
     pub end_passed: bool,
     /// True if it is unknown whether the program has accepted the connection. It has if the program's end has a name.
     pub unaccepted: bool,
+    /// The listener of a connection that has got a kept pair. `None` for a new pair.
+    pub reused: Option<Key>,
+    /// True if the program has closed the connection and keeps its end of the pair.
+    pub closed_in_slot: bool,
     /// The program's end of the pair while the connection is being established. Its send buffer is
     /// full, so the end is not writable.
     pub filled: Option<Filled>,

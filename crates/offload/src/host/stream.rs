@@ -97,7 +97,7 @@ impl Engine {
             direct.set_ends(peer_closed);
             direct.expect_posts(stream);
         }
-        if peer_closed && undelivered == 0 && !pair.end_passed {
+        if peer_closed && undelivered == 0 && !pair.end_passed && !pair.closed_in_slot {
             pair.end_passed = true;
             if !pair.hung_up
                 && let (Some(end), Some(fd)) = (&end, fd)
@@ -173,6 +173,7 @@ impl Engine {
     /// Tells the program how its connection has ended, and removes the socket.
     pub(super) fn finish(&mut self, key: Key, end: End) {
         let number = self.number;
+        self.keep_pair(key);
         if let Some(socket) = self.stack.sockets.get_mut(key) {
             if let Some(fd) = &socket.attachment.end {
                 let options = socket.options.kept();
@@ -210,10 +211,13 @@ impl StreamPair {
     /// # Errors
     /// If the program broke the protocol of shared memory.
     pub(super) fn deliver(&mut self, now: u64, stream: &mut Stream, fd: RawFd) -> Result<bool, Hostile> {
+        let overdue = self.unaccepted && self.direct.as_ref().is_some_and(|direct| direct.is_overdue(now));
+        if overdue {
+            // Before the program has accepted the connection, it cannot take bytes.
+            self.unaccepted = !self.is_accepted(fd);
+        }
         if let Some(direct) = &mut self.direct {
-            if self.unaccepted && direct.is_overdue(now) {
-                // Before the program has accepted the connection, it cannot take bytes.
-                self.unaccepted = !pair::is_named(fd);
+            if overdue {
                 direct.postpone(now);
             }
             stream.delivered += direct.settle(now)?;
@@ -364,6 +368,9 @@ impl StreamPair {
     ) -> Result<bool, Hostile> {
         let share = options.send_limit(stream.send.capacity()) as u64;
         let mut moved = 0;
+        if self.closes_in_slot(now, stream, fd, options)? {
+            return Ok(true);
+        }
         let writing = self.collect_direct(now, stream)?;
         while self.readable && !self.program_finished {
             let claim = match self.claim(now, stream)? {
@@ -434,7 +441,43 @@ impl StreamPair {
     fn resets(&self, fd: RawFd, options: &SocketOptions) -> bool {
         options.linger == Some(0)
             || self.direct.as_ref().is_some_and(|direct| direct.has_unread())
-            || self.unaccepted && !pair::is_named(fd)
+            || self.unaccepted && !self.is_accepted(fd)
+    }
+
+    /// Returns true if the program has accepted the connection. `fd` is the engine's end.
+    pub(super) fn is_accepted(&self, fd: RawFd) -> bool {
+        match &self.direct {
+            Some(direct) if self.reused.is_some() => direct.is_accepted(),
+            _ => pair::is_named(fd),
+        }
+    }
+
+    /// Ends the connection if the program has closed it in its slot. Returns true if the next round must look again.
+    fn closes_in_slot(
+        &mut self,
+        now: u64,
+        stream: &mut Stream,
+        fd: RawFd,
+        options: &SocketOptions,
+    ) -> Result<bool, Hostile> {
+        if self.closed_in_slot || !self.direct.as_ref().is_some_and(|direct| direct.is_closed_by_program()) {
+            return Ok(false);
+        }
+        // The program has committed all bytes before it closed the connection.
+        self.note_committed(now, stream)?;
+        let Some(direct) = &mut self.direct else { return Ok(false) };
+        let Some(taken) = direct.settle_last(now, stream)? else { return Ok(true) };
+        direct.note_closed();
+        stream.delivered += taken;
+        stream.publish_delivered();
+        (self.closed_in_slot, self.program_finished) = (true, true);
+        if options.linger == Some(0) || direct.has_unread() || direct.has_unread_in_pair(fd) {
+            self.resetting = true;
+        } else {
+            (self.discards, self.closing) = (true, true);
+            stream.connection.close(now);
+        }
+        Ok(false)
     }
 
     /// Ends the connection's sending direction, because the engine has read all data of the program. Closes or

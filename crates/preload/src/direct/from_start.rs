@@ -40,6 +40,14 @@ pub fn expect_slot_of_accepted(fd: RawFd) {
     }
 }
 
+/// Finds the slot of the connection `fd`, which has one.
+pub fn find_slot(fd: RawFd) {
+    if let Some(entry) = entry(fd) {
+        entry.lookups.store(1, Ordering::Relaxed);
+        slot(fd);
+    }
+}
+
 /// Counts a new connection. Asks for shared memory if there are many. Returns true if the connection may have a slot from the
 /// start.
 fn count_connection() -> bool {

@@ -8,7 +8,7 @@
 //! ```
 
 use super::leave::is_hung_up;
-use super::{Entry, are_possible, entry, identity, is_recent, is_same, now_ns, sending, slot};
+use super::{Entry, are_possible, changes, entry, identity, is_recent, is_same, now_ns, sending, slot};
 use crate::{errno, fail, real, set_errno, signals, socket};
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_int, c_long, iovec, ssize_t};
@@ -60,6 +60,7 @@ pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> 
         slot,
         entry: entry(fd)?,
         inode: slot.header().inode.load(Ordering::Acquire),
+        changes: changes(fd),
         flags,
         rest: Rest { parts, skipped: 0, len },
         total: len,
@@ -122,6 +123,8 @@ struct Send<'a> {
     /// The inode of the slot's socket. During this call, another thread may close the connection. The slot may then belong
     /// to another connection.
     inode: u64,
+    /// The number of closes of the descriptor at the start. The next connection may have the same socket.
+    changes: u32,
     flags: c_int,
     rest: Rest<'a>,
     total: usize,
@@ -165,7 +168,8 @@ impl Send<'_> {
     unsafe fn write(&mut self) -> (usize, bool) {
         let stays = self.sent() > 0 || self.total > CHUNK;
         let Some(claim) = self.slot.send().claim() else { return (0, stays) };
-        let same = self.slot.header().inode.load(Ordering::Acquire) == self.inode;
+        let same = self.slot.header().inode.load(Ordering::Acquire) == self.inode
+            && self.entry.changes.load(Ordering::SeqCst) == self.changes;
         let most = self.slot.room(claim.index).min(self.rest.len).min(CHUNK);
         // Ring first, because the engine then finds the bytes before it falls asleep.
         let alive_ns = self.slot.ring_doorbell();

@@ -2,6 +2,7 @@
 
 use crate::epoll;
 use crate::socket::name_of;
+use crate::direct::kept;
 use crate::{datagram, direct, duplicates, errno, fail, memory, real, set_errno, socket, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
 
@@ -30,6 +31,10 @@ hooks! {
         if kind == SIOCOUTQNSD && name_of(fd).is_some() {
             return real::ioctl(fd, libc::TIOCOUTQ, argument);
         }
+        if !matches!(kind, libc::FIONREAD | libc::TIOCOUTQ) {
+            kept::forbid(fd);
+        }
+        let _using = direct::using(fd);
         let result = real::ioctl(fd, request, argument);
         if kind == libc::FIONBIO {
             direct::note_flags();
@@ -41,6 +46,9 @@ hooks! {
     }
 
     fn close(fd: c_int) -> c_int {
+        if kept::close(fd) {
+            return 0;
+        }
         epoll::note_closing(fd);
         socket::note_closing(fd);
         let _closing = direct::closing(fd);
@@ -55,6 +63,7 @@ hooks! {
             let last = last.min(c_int::MAX as c_uint) as c_int;
             socket::note_closing_range(first.min(c_int::MAX as c_uint) as c_int, last);
         }
+        kept::note_closing_range(first, if flags == 0 { last } else { 0 });
         direct::note_closing_all();
         let result = real::syscall(libc::SYS_close_range, first.into(), last.into(), flags.into(), 0, 0, 0) as c_int;
         direct::note_closing_all();
@@ -88,6 +97,7 @@ hooks! {
     fn dup2(fd: c_int, to: c_int) -> c_int {
         epoll::note_closing(to);
         socket::note_replacing(fd, to);
+        kept::note_closing(to);
         let _closing = direct::closing(to);
         duplicates::note(fd, real::dup2(fd, to))
     }
@@ -97,12 +107,21 @@ hooks! {
         if flags & !libc::O_CLOEXEC == 0 {
             socket::note_replacing(fd, to);
         }
+        kept::note_closing(to);
         let _closing = direct::closing(to);
         duplicates::note(fd, real::dup3(fd, to, flags))
     }
 
     // The C library's `fcntl` is variadic. One fixed argument works too, as explained at `ioctl`.
     fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+        let harmless = matches!(
+            command,
+            libc::F_GETFL | libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
+        );
+        if !harmless {
+            kept::forbid(fd);
+        }
+        let _using = if harmless { None } else { Some(direct::using(fd)) };
         let result = real::fcntl(fd, command, argument);
         match command {
             libc::F_SETFL => {

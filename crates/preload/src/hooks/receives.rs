@@ -19,7 +19,7 @@ hooks! {
         if unconnected::is_unconnected(fd) {
             return fail(libc::ENOTCONN);
         }
-        let result = direct::receive(fd, buffer, len).unwrap_or_else(|| real::read(fd, buffer, len));
+        let result = direct::receive(fd, buffer, len).unwrap_or_else(|| direct::using_for(fd, || real::read(fd, buffer, len)));
         receive::finish(fd, len, result)
     }
 
@@ -38,7 +38,7 @@ hooks! {
         if let Some(result) = receive_available(fd, parts, count.max(0) as usize, 0) {
             return result;
         }
-        let result = real::readv(fd, parts, count);
+        let result = direct::using_for(fd, || real::readv(fd, parts, count));
         receive::finish(fd, if result == 0 { bytes(parts, count.max(0) as usize) } else { 1 }, result)
     }
 
@@ -59,7 +59,7 @@ hooks! {
             0 => direct::receive(fd, buffer, len),
             _ => receive_available(fd, &datagram::part(buffer, len), 1, flags),
         };
-        receive::finish(fd, len, direct.unwrap_or_else(|| real::recv(fd, buffer, len, flags)))
+        receive::finish(fd, len, direct.unwrap_or_else(|| direct::using_for(fd, || real::recv(fd, buffer, len, flags))))
     }
 
     fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
@@ -99,7 +99,7 @@ hooks! {
             }
             return result;
         }
-        let result = real::recvfrom(fd, buffer, len, flags, address, address_len);
+        let result = direct::using_for(fd, || real::recvfrom(fd, buffer, len, flags, address, address_len));
         receive::hide_name(fd, result, address, address_len);
         receive::finish(fd, len, result)
     }
@@ -134,7 +134,7 @@ hooks! {
             }
             return result;
         }
-        let result = real::recvmsg(fd, message, flags);
+        let result = direct::using_for(fd, || real::recvmsg(fd, message, flags));
         if result >= 0 {
             receive::note_passed(&*message);
         }
@@ -150,7 +150,7 @@ hooks! {
             None if unconnected::is_unconnected(fd) => fail(libc::ENOTCONN),
             None => {
                 direct::leave(fd);
-                real::recvmmsg(fd, messages, count, flags, timeout)
+                direct::using_for(fd, || real::recvmmsg(fd, messages, count, flags, timeout))
             }
         }
     }

@@ -113,7 +113,7 @@ hooks! {
         }
         if is_message {
             send::prepare(fd, flags, || memory::total((*message).msg_iov, real::length((*message).msg_iovlen as _)));
-            passed::descriptors(&*message).for_each(direct::note_unseen);
+            passed::descriptors(&*message).for_each(direct::note_passed);
         }
         let _sending = direct::sending(fd);
         let before = errno();
@@ -144,7 +144,7 @@ hooks! {
         for index in 0..count as usize {
             let message = messages.wrapping_add(index);
             if memory::is_readable(message) && !(*message).msg_hdr.msg_control.is_null() {
-                passed::descriptors(&(*message).msg_hdr).for_each(direct::note_unseen);
+                passed::descriptors(&(*message).msg_hdr).for_each(direct::note_passed);
             }
         }
         real::sendmmsg(fd, messages, count, flags)

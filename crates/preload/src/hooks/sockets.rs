@@ -2,7 +2,8 @@
 
 use crate::convert::{self, Conversion};
 use crate::socket::{local_of, name_of};
-use crate::{connect, datagram, errno, fail, memory, real, socket, unconnected};
+use crate::direct::kept;
+use crate::{connect, datagram, direct, errno, fail, memory, real, socket, unconnected};
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -104,13 +105,19 @@ hooks! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         match local_of(fd) {
             Local::Offloaded(socket) if socket.kind.is_datagram() => datagram::setsockopt(fd, level, name, value, len),
-            Local::Offloaded(socket) => socket::setsockopt(fd, &socket, level, name, value, len),
+            Local::Offloaded(socket) => {
+                kept::note_option(fd, level);
+                let _using = direct::using(fd);
+                socket::setsockopt(fd, &socket, level, name, value, len)
+            }
             Local::Kernel { port: 0, .. } => convert::set_option(fd, level, name, value, len),
             Local::Kernel { .. } | Local::Other => real::setsockopt(fd, level, name, value, len),
         }
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
+        kept::forbid(fd);
+        let _using = direct::using(fd);
         match name_of(fd) {
             Some(name) if name.kind.is_datagram() => datagram::shutdown(fd, how),
             // Linux gives the attempt to connect up.

@@ -3,6 +3,7 @@
 use super::{Flags, name_of, relisten, waiting};
 use super::{addresses, note_connecting};
 use crate::convert::Conversion;
+use crate::direct::kept;
 use crate::{
     control, convert, datagram, direct, epoll, errno, fail, memory, real, set_errno, unconnected, wait,
 };
@@ -77,13 +78,13 @@ pub fn accept(
     let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut record = [0; SOCKET_LEN];
     let mut waits = name.kind.is_stand_in();
-    let connection = loop {
+    let (connection, reused) = loop {
         let (received, passed) = match std::mem::take(&mut waits) {
             true => (0, None),
             false => control::receive(fd, &mut record, close_on_exec),
         };
         if let Some(connection) = passed {
-            break connection;
+            break (connection, false);
         }
         match received {
             // ECONNRESET means that the engine has closed its end while bytes that fill the pair were unread there. Either
@@ -98,35 +99,64 @@ pub fn accept(
                     return fail(error);
                 }
             }
-            // The message came without its file descriptor. Another thread has taken the last free descriptor
-            // number, so the kernel dropped the connection.
-            _ => {
-                if let Some((_, tag)) = SocketName::from_record(record) {
+            _ => match SocketName::from_record(record) {
+                Some((name, tag, Some(index))) => {
                     waiting::note_received(fd, tag);
+                    match kept::accept(index, tag, flags & libc::SOCK_NONBLOCK != 0, close_on_exec != 0) {
+                        Some(connection) => break (connection, true),
+                        None => kept::refuse(&name),
+                    }
                 }
-                return fail(libc::ECONNABORTED);
-            }
+                // The message came without its file descriptor. Another thread has taken the last free descriptor
+                // number, so the kernel dropped the connection.
+                lost => {
+                    lost.iter().for_each(|(_, tag, _)| waiting::note_received(fd, *tag));
+                    return fail(libc::ECONNABORTED);
+                }
+            },
         }
     };
     direct::note_new(connection);
     epoll::forget_registration(connection);
     note_connecting(connection);
     wait::note_offloaded(connection);
-    if TIMEOUTS_USED.load(Ordering::Relaxed) {
+    let limited = TIMEOUTS_USED.load(Ordering::Relaxed);
+    if limited {
         convert::copy_timeouts(fd, connection);
     }
-    if flags & libc::SOCK_NONBLOCK != 0 {
+    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+    if nonblocking && !reused {
         // SAFETY: the descriptor was just received.
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
     }
-    // The name tells the engine that the connection was accepted.
-    let named = SocketName::from_record(record).ok_or(libc::ECONNABORTED).and_then(|(accepted, tag)| {
-        waiting::note_received(fd, tag);
-        let bound = accepted.to_address();
+    let keeps = reused || nonblocking && !limited && kept::is_active();
+    if reused {
+        direct::find_slot(connection);
+    } else if keeps {
+        direct::expect_slot_of_accepted(connection);
+    }
+    let named = SocketName::from_record(record).ok_or(libc::ECONNABORTED).and_then(|(accepted, tag, _)| {
+        let mut bound = accepted;
+        if !reused {
+            waiting::note_received(fd, tag);
+        }
+        if keeps {
+            // The pair may be kept for a connection with other addresses.
+            if kept::allow(connection, &accepted) {
+                bound.remote = None;
+            } else if reused {
+                return Err(libc::ECONNABORTED);
+            }
+            if reused && (limited || !nonblocking) {
+                kept::forbid(connection);
+            }
+        }
+        // The name tells the engine that the connection was accepted.
+        let bound = bound.to_address();
         // SAFETY: the name outlives the call.
-        match unsafe { real::bind(connection, (&raw const bound.raw).cast(), bound.len) } {
-            0 => accepted.remote.ok_or(libc::ECONNABORTED),
-            _ => Err(libc::ECONNABORTED),
+        match reused || unsafe { real::bind(connection, (&raw const bound.raw).cast(), bound.len) } == 0 {
+            true => accepted.remote.ok_or(libc::ECONNABORTED),
+            false => Err(libc::ECONNABORTED),
         }
     });
     let stored = match named {
@@ -137,12 +167,15 @@ pub fn accept(
         named => named.map(|_| ()),
     };
     if let Err(error) = stored {
+        kept::forbid(connection);
         // SAFETY: the descriptor was just received, and nothing else uses it. The kernel, too, drops a
         // connection if it cannot store the address.
         unsafe { libc::close(connection) };
         return fail(error);
     }
-    direct::expect_slot_of_accepted(connection);
+    if !keeps {
+        direct::expect_slot_of_accepted(connection);
+    }
     set_errno(before);
     connection
 }

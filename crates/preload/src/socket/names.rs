@@ -1,6 +1,7 @@
 //! Returns the addresses of an offloaded socket.
 
 use super::{Flags, is_over};
+use crate::direct::kept;
 use crate::{control, fail, memory, real};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{End, SocketName};
@@ -37,13 +38,15 @@ pub unsafe fn getsockname(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    let name = &kept::complete(fd, *name);
     let mut local = name.local;
-    if name.kind.is_bound() || name.kind.is_datagram() || local.port() == 0 {
+    if name.kind.is_datagram() || name.remote.is_none() || local.port() == 0 {
         let reply = addresses(fd).and_then(|reply| reply.local);
         // If the connection has ended, the engine no longer knows its address. The name of the socket pair
         // still contains the address.
         let known = reply.or_else(|| End::local_address(fd, real::ASKING));
-        if known.is_none() && is_opened(name) && is_lost(fd) {
+        let misses = is_opened(name) || !name.kind.is_bound() && name.remote.is_none();
+        if known.is_none() && misses && is_lost(fd) {
             return fail(libc::ENOTCONN);
         }
         local = known.unwrap_or(local);
@@ -66,6 +69,7 @@ pub unsafe fn getpeername(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    let name = &kept::complete(fd, *name);
     let remote = match name.kind.is_bound() || name.kind.is_datagram() {
         true => addresses(fd).and_then(|reply| reply.remote).filter(|remote| remote.port() != 0),
         false => name.remote,

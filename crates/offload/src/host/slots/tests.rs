@@ -1,3 +1,5 @@
+mod kept;
+
 use super::super::pair;
 use super::super::tests::Bench;
 use super::*;
@@ -224,9 +226,9 @@ fn connections_that_wait_in_a_listener_are_counted() {
         let mut record = [0; SOCKET_LEN];
         let (len, end) = pair::receive_descriptor(server.listener.as_raw_fd(), &mut record).unwrap();
         assert!(len == SOCKET_LEN && end.is_some());
-        let (name, tag) = SocketName::from_record(record).unwrap();
+        let (name, tag, kept) = SocketName::from_record(record).unwrap();
         assert_eq!(name.local, "127.0.0.1:8080".parse().unwrap());
-        assert!(records.note_received(tag));
+        assert!(records.note_received(tag) && kept.is_none());
         assert_eq!((waiting(), records.is_empty()), (left, left == 0));
     }
 }

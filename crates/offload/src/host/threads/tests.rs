@@ -448,7 +448,7 @@ fn the_engine_ends_if_one_of_its_threads_fails() {
     stop.store(false, std::sync::atomic::Ordering::Relaxed);
     let mut threads = Threads::open_on(settings, 1024, None).unwrap();
     let (file, _) = std::os::unix::net::UnixStream::pair().unwrap();
-    threads.engines_mut()[2].epoll = file.into();
+    threads.engines_mut()[2].epoll = std::sync::Arc::new(file.into());
     let error = threads.run(&stop).unwrap_err().to_string();
     assert!(error.contains("epoll_wait"), "{error}");
     threads.close();

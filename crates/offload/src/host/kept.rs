@@ -1,0 +1,198 @@
+//! Keeps the pair of an accepted connection that the program has closed in its slot, for a later connection of the same program. A new
+//! pair costs both sides several system calls.
+
+use super::Engine;
+use super::area::SharedArea;
+use super::closer::UserCloser;
+use super::control::Client;
+use super::control::Request;
+use super::pair;
+use super::permits::Permit;
+use super::request::{NewSocket, OwningProgram, Reply};
+use super::socket::{Attachment, Pair, Pending, ProgramEnd, Socket, StreamPair};
+use crate::lock;
+use crate::stack::arena::Key;
+use crate::stack::options::SocketOptions;
+use crate::stack::socket::Role;
+use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::{SocketKind, SocketName};
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+/// A pair without a connection. The program keeps the other end.
+pub(super) struct KeptPair {
+    /// The engine's end. `None` only while it is dropped.
+    end: Option<OwnedFd>,
+    cookie: u64,
+    /// The inode and the device of the program's end.
+    inode: (u64, u64),
+    /// True for family AF_INET6.
+    v6: bool,
+    /// The epoll instance that watches the end.
+    epoll: Arc<OwnedFd>,
+    /// Counts the pair as a socket of its process.
+    permit: Arc<Permit>,
+    closer: Arc<UserCloser>,
+}
+
+impl fmt::Debug for KeptPair {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("KeptPair").field("end", &self.end).finish_non_exhaustive()
+    }
+}
+
+impl Drop for KeptPair {
+    /// Closes the end: on another thread if descriptors may wait there, because their close could block.
+    fn drop(&mut self) {
+        if let Some(end) = self.end.take()
+            && !pair::has_no_descriptors(&end, true)
+        {
+            super::stop_watching(&self.epoll, &end);
+            self.closer.close(vec![end], Some(Box::new(self.permit.clone())));
+        }
+    }
+}
+
+/// A kept pair for a new connection, and its slot, which is reserved until this is dropped.
+pub(super) struct Reused {
+    area: Arc<SharedArea>,
+    index: usize,
+    pair: Option<KeptPair>,
+    /// True once a connection has the slot.
+    assigned: bool,
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        if !self.assigned {
+            // Close the pair first, because another connection may get the slot and keep its own pair there.
+            self.pair = None;
+            self.area.release(self.index, false);
+        }
+    }
+}
+
+impl Engine {
+    /// Takes a kept pair of a client's process for a connection with these options. Returns `None` if there is none.
+    pub(super) fn take_kept(
+        &self,
+        client: &Weak<Client>,
+        v6: bool,
+        options: &SocketOptions,
+    ) -> Option<Reused> {
+        let plain = options.send_buffer.is_none()
+            && options.receive_buffer.is_none()
+            && !options.keepalive
+            && options.linger.is_none();
+        let area = lock(&client.upgrade()?.area).clone().filter(|area| plain && area.keeps_pairs())?;
+        let (index, pair) = area.take_kept(|pair| pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll))?;
+        Some(Reused { area, index, pair: Some(pair), assigned: false })
+    }
+
+    /// Creates the socket of a connection over a kept pair. Returns its key, the number of its slot and its name. Returns `None` if that
+    /// was not possible.
+    pub(super) fn create_over_kept(
+        &mut self,
+        now: u64,
+        owner: OwningProgram<'_>,
+        (local, remote): (SocketAddr, SocketAddr),
+        options: SocketOptions,
+        role: (Role, Pair),
+        mut reused: Reused,
+    ) -> Option<(Key, u8, SocketName)> {
+        let id = self.next_id();
+        let kind = if owner.v6 { SocketKind::StreamV6 } else { SocketKind::StreamV4 };
+        let name = SocketName { engine: self.number, socket: id, kind, local, remote: Some(remote) };
+        let mut kept = reused.pair.take()?;
+        let (end, permit) = (kept.end.take()?, kept.permit.clone());
+        let new = NewSocket { id, cookie: kept.cookie, end, local, options, role, permit };
+        let key = self.add(owner, new, None).ok()?;
+        if self.assign(now, key, &reused.area, kept.inode, true, Some(reused.index)).is_none() {
+            self.remove(key);
+            return None;
+        }
+        reused.assigned = true;
+        Some((key, reused.index as u8, name))
+    }
+
+    /// Keeps the pair of a connection that has ended, if the program has closed it in its slot. Returns false if it must be closed.
+    pub(super) fn keep_pair(&mut self, key: Key) -> bool {
+        let epoll = self.epoll.clone();
+        let Some(Socket { v6, attachment, .. }) = self.stack.sockets.get_mut(key) else { return false };
+        let Attachment { cookie, pair: Pair::Stream(pair), end, closer, permit, .. } = attachment else {
+            return false;
+        };
+        let (
+            StreamPair { closed_in_slot: true, hung_up: false, resetting: false, end_passed: false, .. },
+            true,
+        ) = (&**pair, end.is_some())
+        else {
+            return false;
+        };
+        let Some(direct) = pair.direct.as_ref().filter(|direct| direct.may_keep_pair()) else { return false };
+        let (area, index) = direct.location();
+        if !area.keeps_pairs() {
+            return false;
+        }
+        let (Some(end), Some(permit)) = (end.take(), permit.take()) else { return false };
+        let kept = KeptPair {
+            end: Some(end),
+            cookie: *cookie,
+            inode: direct.inode(),
+            v6: *v6,
+            epoll,
+            permit,
+            closer: closer.clone(),
+        };
+        area.keep(index, kept);
+        true
+    }
+
+    /// Resets the connections that a listener has handed over with kept pairs, and that the program has not accepted. The listener was
+    /// closed. With new pairs, the kernel closes the program's ends, and the engine notices that.
+    pub(super) fn refuse_handed_over(&mut self, listener: Key) {
+        self.refuse_unaccepted(|_, pair| pair.reused == Some(listener));
+    }
+
+    /// Resets a connection that a process cannot accept, because another process has the program's end of its kept pair.
+    pub(super) fn refuse(&mut self, request: &Request) -> Reply {
+        let handle = request.message.handle().ok_or(libc::EINVAL)?;
+        self.refuse_unaccepted(|attachment, _| {
+            attachment.id == handle.socket && attachment.closer.user() == request.user
+        });
+        Ok((Message::new(Operation::Refuse), None))
+    }
+
+    fn refuse_unaccepted(&mut self, chooses: impl Fn(&Attachment, &StreamPair) -> bool) {
+        let waits = |(key, socket): (Key, &Socket)| {
+            let Pair::Stream(pair) = &socket.attachment.pair else { return None };
+            let accepted = pair.direct.as_ref().is_none_or(|direct| direct.is_accepted());
+            (pair.reused.is_some() && pair.unaccepted && !accepted && chooses(&socket.attachment, pair))
+                .then_some(key)
+        };
+        let keys: Vec<Key> = self.stack.sockets.iter().filter_map(waits).collect();
+        keys.into_iter().for_each(|key| self.reset_unaccepted(key));
+    }
+
+    fn reset_unaccepted(&mut self, key: Key) {
+        if let Some(Socket { attachment: Attachment { pair: Pair::Stream(pair), .. }, .. }) =
+            self.stack.sockets.get_mut(key)
+        {
+            pair.resetting = true;
+        }
+        self.stack.touch(key);
+    }
+
+    /// Lets go of a connection that the program has not accepted, and resets it.
+    pub(super) fn drop_pending(&mut self, pending: Pending) {
+        let Pending { key, program, .. } = pending;
+        match program {
+            // The engine resets the connection, because the program's end is closed.
+            ProgramEnd::New(program) => drop(program),
+            ProgramEnd::Kept(_) => self.reset_unaccepted(key),
+        }
+        self.stack.touch(key);
+    }
+}
