@@ -16,6 +16,8 @@ const BURSTS: u32 = 100;
 /// The bursts of a short connection. On a busy machine, the first bytes of a connection are the most likely to find a waiting sink.
 const FEW: u32 = 10;
 
+const CASES: [&str; 8] = ["plain", "whole", "timeouts", "signals", "peek", "readers", "cancel", "shared"];
+
 /// Starts two engines, and compiles the program with this compiler. Returns `None` if the machine lacks something.
 fn start(compiler: &str, transport: &str) -> Option<(Joined, PathBuf)> {
     if Command::new(compiler).arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -78,20 +80,20 @@ fn check(joined: &Joined, program: &Path, cases: &[&str]) {
 #[test]
 fn buffers_that_were_given_back_are_never_written_by_tcp() {
     let Some((joined, program)) = start("cc", "tcp") else { return };
-    check(&joined, &program, &["plain", "timeouts", "signals", "peek", "readers", "cancel", "shared"]);
+    check(&joined, &program, &CASES);
 }
 
 #[test]
 fn buffers_that_were_given_back_are_never_written_by_rdma() {
     let Some((joined, program)) = start("cc", "rdma-packets") else { return };
-    check(&joined, &program, &["plain", "timeouts", "signals", "peek", "readers", "cancel", "shared"]);
+    check(&joined, &program, &CASES);
 }
 
 /// The peer's engine stores into the ring, and no buffer is posted while it publishes.
 #[test]
 fn buffers_and_stores_of_the_peers_engine_lose_no_byte() {
     let Some((joined, program)) = start("cc", "rdma") else { return };
-    for (port, case) in (5000..).zip(["plain", "timeouts", "readers"]) {
+    for (port, case) in (5000..).zip(["plain", "whole", "readers"]) {
         receive(&joined, &program, port, case, BURSTS, nothing);
     }
 }
@@ -99,7 +101,7 @@ fn buffers_and_stores_of_the_peers_engine_lose_no_byte() {
 #[test]
 fn programs_of_musl_receive_into_their_buffers() {
     let Some((joined, program)) = start("musl-gcc", "tcp") else { return };
-    check(&joined, &program, &["plain", "cancel"]);
+    check(&joined, &program, &["plain", "whole", "cancel"]);
 }
 
 /// The sink's receives end by their timeouts while its engine is stopped, also in the middle of a write into a buffer.

@@ -65,8 +65,8 @@ static void source(unsigned bursts, int lossy)
     char answer;
     CHECK(connect(connection, (struct sockaddr *)&address, sizeof address) == 0);
     limit(lossy ? 10000 : 0);
-    for (unsigned burst = 0; burst < bursts; burst++) {
-        uint64_t len = length_of(burst);
+    for (unsigned number = 0; number < bursts; number++) {
+        uint64_t len = length_of(number);
         for (uint64_t i = 0; i < len; i++)
             bytes[i] = byte_at(sent + i);
         for (uint64_t done = 0; done < len;) {
@@ -75,7 +75,7 @@ static void source(unsigned bursts, int lossy)
             done += part;
         }
         sent += len;
-        if (is_answered(burst))
+        if (is_answered(number))
             CHECK(recv(connection, &answer, 1, 0) == 1 || (lossy && errno == EAGAIN));
     }
     CHECK(shutdown(connection, SHUT_WR) == 0);
@@ -86,12 +86,14 @@ static void source(unsigned bursts, int lossy)
     CHECK(answer == 'e');
 }
 
+/* The sink receives this burst, whose bytes begin at index `end`. */
+static unsigned burst;
+static uint64_t end;
+
 /* Counts received bytes, and answers the bursts that are complete. */
 static void count(uint64_t len)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    static unsigned burst;
-    static uint64_t end;
     pthread_mutex_lock(&mutex);
     received += len;
     for (; received >= end + length_of(burst); burst++) {
@@ -159,6 +161,20 @@ static void receive(void)
         CHECK(len >= 0 || errno == EAGAIN || errno == EINTR);
         if (len > 0)
             memmove(to, to + received % 100, len);
+        check(to, len, 1);
+    } while (len != 0);
+}
+
+/* Receives whole bursts, or as much as fits into a buffer. */
+static void whole(void)
+{
+    ssize_t len;
+    do {
+        unsigned char *to = buffer();
+        uint64_t rest = end + length_of(burst) - received;
+        size_t wanted = rest < SIZE ? rest : SIZE;
+        len = recv(connection, to, wanted, MSG_WAITALL);
+        CHECK(len == (ssize_t)wanted || len == 0);
         check(to, len, 1);
     } while (len != 0);
 }
@@ -311,6 +327,8 @@ int main(int words, char **arguments)
         interrupt(150);
     if (strcmp(name, "peek") == 0)
         peek();
+    else if (strcmp(name, "whole") == 0)
+        whole();
     else if (strcmp(name, "readers") == 0)
         readers();
     else if (strcmp(name, "cancel") == 0)

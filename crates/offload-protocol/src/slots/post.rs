@@ -93,10 +93,10 @@ impl<W: Word> Post<'_, W> {
         (word & REST & !PLACED == posted.generation).then_some((word, word >> STATE_SHIFT, word & PLACED))
     }
 
-    /// Returns true if bytes are in the buffer, and the engine writes no further ones at present.
+    /// Returns the number of bytes in the buffer. Returns `None` while the engine writes further ones.
     #[inline]
-    pub fn has_bytes(&self, posted: &Posted) -> bool {
-        self.look(posted).is_none_or(|(_, state, placed)| state == POSTED && placed > 0)
+    pub fn placed(&self, posted: &Posted) -> Option<u64> {
+        self.look(posted).map_or(Some(0), |(_, state, placed)| (state == POSTED).then_some(placed))
     }
 
     /// Takes the buffer back. Returns the number of bytes in it. Returns `None` while the engine writes into it: try again.
@@ -317,7 +317,8 @@ mod tests {
         let placing = post.claim(7).unwrap();
         assert_eq!((placing.offset, placing.room), (4096, 100));
         assert_eq!((post.take_back(&posted), post.claim(7)), (None, None));
-        assert!(!post.has_bytes(&posted) && post.commit(&placing, 60) && post.has_bytes(&posted));
+        assert!(post.placed(&posted).is_none() && post.commit(&placing, 60));
+        assert_eq!(post.placed(&posted), Some(60));
         let placing = post.claim(7).unwrap();
         assert_eq!((placing.offset, placing.room), (4156, 40));
         assert!(post.commit(&placing, 40));

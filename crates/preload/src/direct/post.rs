@@ -16,6 +16,9 @@ const LEAST: usize = 4096;
 /// The longest wait for the end of a write of the engine, in nanoseconds. It usually takes some microseconds, unless the engine is stopped.
 const WRITE_NS: u64 = 200_000_000;
 
+/// The longest time for which a receive keeps its buffer posted, in nanoseconds. Signals are blocked meanwhile.
+pub(super) const WHOLE_NS: u64 = 5_000_000;
+
 /// A receive that may post its buffer.
 pub(super) struct Receive<'a> {
     pub fd: RawFd,
@@ -23,6 +26,8 @@ pub(super) struct Receive<'a> {
     pub slot: Slot,
     pub buffer: *mut c_void,
     pub len: usize,
+    /// True if the buffer stays posted until it is full, as long as bytes arrive.
+    pub whole: bool,
 }
 
 impl Receive<'_> {
@@ -53,10 +58,21 @@ impl Receive<'_> {
     }
 
     fn poll(&self, posted: &Posted, end: u64, is_unchanged: impl Fn() -> bool) {
-        let mut looked = now_ns();
-        while !self.slot.post().has_bytes(posted) && self.slot.receive().position_if_empty().is_some() {
+        let start = now_ns();
+        let wait_ns = end.saturating_sub(start);
+        let (mut looked, mut end, mut placed) = (start, end, 0);
+        let wanted = if self.whole { self.len as u64 } else { 1 };
+        while self.slot.receive().position_if_empty().is_some() {
             let now = now_ns();
-            if now >= end || !is_unchanged() {
+            match self.slot.post().placed(posted) {
+                Some(bytes) if bytes >= wanted => return,
+                Some(bytes) if bytes > placed => {
+                    placed = bytes;
+                    end = now + wait_ns;
+                }
+                _ => {}
+            }
+            if now >= end || now >= start + WHOLE_NS || !is_unchanged() {
                 return;
             }
             if now >= looked + super::receive::LOOK_NS {
@@ -136,7 +152,7 @@ mod tests {
         };
         write(1);
         let entry = super::super::entry(0).unwrap();
-        let receive = Receive { fd: -1, entry, slot, buffer: buffer.cast(), len: LEN };
+        let receive = Receive { fd: -1, entry, slot, buffer: buffer.cast(), len: LEN, whole: false };
         assert_eq!(receive.take_back(&posted), 0);
         // SAFETY: the program's view of the buffer stays mapped.
         let bytes = unsafe {

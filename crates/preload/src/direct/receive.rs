@@ -95,15 +95,20 @@ unsafe fn take_available(
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
     // SAFETY: the caller promises `len` writable bytes at `buffer`.
-    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len) }
+    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len, false) }
 }
 
-unsafe fn receive_from(
+/// Implements [`receive`]. If `whole` is true, returns less than `len` bytes only if no further ones arrive soon.
+///
+/// # Safety
+/// As for [`receive`].
+pub(super) unsafe fn receive_from(
     fd: RawFd,
     entry: &Entry,
     slot: Slot,
     buffer: *mut c_void,
     len: usize,
+    whole: bool,
 ) -> Option<ssize_t> {
     let part = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
@@ -158,7 +163,7 @@ unsafe fn receive_from(
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let waited = match buffers::are_used() {
-        true => Receive { fd, entry, slot, buffer, len }.wait(start + wait_ns, is_unchanged),
+        true => Receive { fd, entry, slot, buffer, len, whole }.wait(start + wait_ns, is_unchanged),
         false => None,
     };
     if waited.is_some() {

@@ -57,6 +57,8 @@ hooks! {
         }
         let direct = match flags {
             0 => direct::receive(fd, buffer, len),
+            libc::MSG_WAITALL => direct::receive_whole(fd, buffer, len)
+                .or_else(|| receive_available(fd, &datagram::part(buffer, len), 1, flags)),
             _ => receive_available(fd, &datagram::part(buffer, len), 1, flags),
         };
         receive::finish(fd, len, direct.unwrap_or_else(|| direct::using_for(fd, || real::recv(fd, buffer, len, flags))))
