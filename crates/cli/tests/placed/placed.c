@@ -283,7 +283,7 @@ static void shared(void)
     ssize_t len;
     int other = -1;
     do {
-        if (received > 4 << 20 && other < 0) {
+        if (received > 1 << 20 && other < 0) {
             other = dup(connection);
             pid_t child = fork();
             if (child == 0) {
