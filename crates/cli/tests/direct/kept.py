@@ -6,6 +6,7 @@ Each part runs until enough connections have got a kept pair, because the engine
 import ctypes
 import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -184,6 +185,34 @@ def closed_listener():
             client.close()
 
 
+def exhausted(server):
+    """Kept ends take no descriptor from a program that has no other free one."""
+    number = 0
+    while not high():
+        assert time.monotonic() < END, "no pair is kept"
+        many(server, number)
+        number += 1
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    client = socket.create_connection(server.listener.getsockname())
+    client.settimeout(20)
+    null, filler = os.open("/dev/null", os.O_RDONLY), []
+    try:
+        while True:
+            filler.append(os.dup(null))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+    # The poll of `accept` needs no descriptor.
+    fd = libc.accept4(server.listener.fileno(), None, None, socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    for other in [null, *filler]:
+        os.close(other)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    exchange(client, fd, 1)
+    os.close(fd)
+    ends(client)
+
+
 def forked(server):
     """After a fork, each connection ends once its last descriptor is closed, and no pair is kept."""
     waiting = [socket.create_connection(server.listener.getsockname()) for _ in range(3)]
@@ -219,5 +248,6 @@ for number in range(200):
 after = len(os.listdir("/proc/self/fd"))
 assert after <= before + 64, (before, after)
 closed_listener()
+exhausted(server)
 forked(server)
 print("all right", flush=True)

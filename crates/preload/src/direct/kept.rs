@@ -263,20 +263,33 @@ fn stop_now() {
     set_errno(before);
 }
 
-/// Closes the kept ends that no connection has. Those of connections that wait to be accepted stay, and no end is kept later.
-fn sweep() {
+/// Closes the kept ends that no connection has, because the process has no free descriptor. Returns true if there were any. Leaves errno
+/// unchanged.
+#[cold]
+pub fn give_back() -> bool {
+    let before = errno();
+    let closed = sweep();
+    set_errno(before);
+    closed
+}
+
+/// Closes the kept ends that no connection has. Those of connections that wait to be accepted stay. Returns true if there were any.
+fn sweep() -> bool {
     // A child of vfork has copies of the descriptors.
     if control::is_shared_by_vfork() {
-        return;
+        return false;
     }
-    let Some(area) = control::area() else { return };
+    let Some(area) = control::area() else { return false };
+    let mut closed = false;
     for (index, parked) in PARKED.iter().enumerate() {
         let fd = parked.load(Ordering::SeqCst) - 1;
         let is_free = |slot: Slot| slot.life().end() || is_stale(fd, slot);
         if fd >= 0 && area.slot(index).is_none_or(is_free) {
             unpark(index, fd);
+            closed = true;
         }
     }
+    closed
 }
 
 /// Returns true if the engine has closed its end of the pair of `parked`, and the slot has got a new pair.

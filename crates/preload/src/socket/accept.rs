@@ -69,7 +69,10 @@ pub fn accept(
     // drop the descriptor in the next message, and the new connection would be lost.
     // SAFETY: fcntl has no preconditions here. The duplicate is closed at once.
     unsafe {
-        let free = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
+        let mut free = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
+        if free < 0 && errno() == libc::EMFILE && kept::give_back() {
+            free = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
+        }
         if free < 0 {
             return -1;
         }
