@@ -202,7 +202,7 @@ def exhausted(server):
             filler.append(os.dup(null))
     except OSError as error:
         assert error.errno == errno.EMFILE
-    # The poll of `accept` needs no descriptor.
+    wait(server.listener)
     fd = libc.accept4(server.listener.fileno(), None, None, socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     assert fd >= 0, os.strerror(ctypes.get_errno())
     for other in [null, *filler]:
