@@ -24,7 +24,7 @@ pub use executor::{CpuMethod, Device, Executor};
 /// VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
-/// The largest value of `--work`, the extra time to spend on each packet. It is limited because a run handles
+/// The longest extra time to spend on each packet. It is limited because a run handles
 /// a signal only after the current burst, which may have 1024 packets.
 const MAX_WORK: Duration = Duration::from_millis(1);
 
@@ -207,8 +207,9 @@ impl Config {
             return Ok(self);
         }
         let why = format!(
-            "only {} null, net_null and gen:SIZE make packets of a chosen size; leave {} out",
+            "the port of {} does not make packets of a chosen size, as {} do; leave {} out",
             field::RX,
+            Kind::list(|row| row.is_sized),
             field::SIZE
         );
         Err(Error::config(field::SIZE.with(size), why))

@@ -95,7 +95,7 @@ pub enum Error {
     /// The competing job failed or did not end.
     #[error("competing job: {0}")]
     Competitor(String),
-    /// The user stopped `--method auto` before a method was chosen.
+    /// The user stopped the choice of a method before one was chosen.
     #[error("interrupted while choosing a method: {0}; there is no result")]
     Interrupted(String),
     /// Packet buffers were not freed.

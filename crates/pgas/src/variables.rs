@@ -16,7 +16,7 @@ pub const INFO: &str = "SHMEM_INFO";
 pub const DEBUG: &str = "SHMEM_DEBUG";
 /// Checks calls of the symmetric heap, and accesses to it. All PEs must have the same value.
 pub const CHECK: &str = "INLANE_SHMEM_CHECK";
-/// Names the transport over which the PEs communicate. The option `--transport` of inlane's launcher has priority.
+/// Names the transport over which the PEs communicate. The transport that the launcher was given has priority.
 pub const TRANSPORT: &str = "INLANE_NTB_TRANSPORT";
 /// The IP address of PE 0's machine for jobs through a network that a process manager such as `mpirun` started. The PEs
 /// connect to PE 0 at this address.

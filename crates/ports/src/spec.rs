@@ -299,6 +299,18 @@ impl Kind {
         names
     }
 
+    /// Returns the names of the kinds whose properties fulfil `condition`, as a list for messages: `null, gen and net_null`.
+    pub fn list(condition: impl Fn(&Properties) -> bool) -> String {
+        let rows = Self::NAMED.iter().map(|kind| kind.properties());
+        let mut names: Vec<_> = rows.filter(|row| condition(row)).map(|row| row.name).collect();
+        names.dedup();
+        match &names[..] {
+            [] => String::new(),
+            [name] => (*name).into(),
+            [first @ .., last] => format!("{} and {last}", first.join(", ")),
+        }
+    }
+
     /// Returns the kind that the specification `text` names. Does not check the rest of `text`. `None` if there is
     /// no such kind.
     pub fn of(text: &str) -> Option<Self> {
@@ -463,7 +475,10 @@ impl PortSpec {
             Self::Generator(spec) => <[usize; 1]>::try_from(&spec.traffic.sizes[..]).ok().map(|[size]| size),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(EthSpec { kind: PortKind::Null { size, .. }, .. }) => Some(usize::from(*size)),
-            _ => None,
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(_) => None,
+            // Each kind is named, so that the compiler asks about a new one.
+            Self::Radio(_) | Self::Checker(_) | Self::Capture(_) | Self::Ntb(_) | Self::Own(_) => None,
         }
     }
 
@@ -731,6 +746,12 @@ mod tests {
             assert_eq!((spec.is_endless(once), spec.is_always_ready(once)), (endless, ready), "{text}");
         }
         assert!(spec("pcap:x").is_endless(Playback { repeat: true, ..once }));
+    }
+
+    #[test]
+    fn kinds_with_a_property_are_listed() {
+        assert_eq!(Kind::list(|row| row.source == Source::File), "pcap");
+        assert_eq!(Kind::list(|row| row.is_sized), "null, gen and net_null");
     }
 
     #[test]

@@ -110,8 +110,7 @@ pub(super) struct PortArgs {
     /// Forward between two ports, both ways
     #[arg(long, num_args = 2, value_names = ["PORT", "PORT"])]
     pub(super) between: Option<Vec<String>>,
-    /// Size of the packets that the port of --rx makes (null, net_null or gen), 14 to 65535 bytes. Overrides
-    /// the size in the port's name
+    /// Size of the packets that the port of --rx makes, 14 to 65535 bytes. Overrides the size in the port's name
     #[arg(long, value_name = "BYTES", value_parser = size::<u64>(14, 65535))]
     pub(super) size: Option<u64>,
     /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A

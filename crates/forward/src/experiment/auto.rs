@@ -22,7 +22,7 @@ use crate::field;
 use crate::result::{MethodChoice, MethodTrial};
 use crate::run::{RunOutcome, run};
 use inlane_core::units::{self, Rate};
-use inlane_ports::spec::{PortSpec, Source};
+use inlane_ports::spec::{Kind, PortSpec, Source};
 use std::time::{Duration, Instant};
 
 /// How long packets flow in a trial. On a GPU, its start and end take another 0.3 s.
@@ -35,7 +35,7 @@ const CARRIED: f64 = 0.95;
 /// A rate counts as equal to the highest rate if it is at least this share of it.
 const EQUAL: f64 = 0.97;
 
-/// The goal of `--method auto`.
+/// The goal of the choice of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// The most packets per second.
@@ -93,8 +93,9 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     let makes_packets = |rx: &PortSpec| rx.properties().source == Source::Made;
     if !config.route.source().is_some_and(makes_packets) {
         let why = format!(
-            "it runs the port of {} repeatedly, which only null, net_null and gen allow; name a method",
-            field::RX
+            "it runs the port of {} repeatedly, which only {} allow; name a method",
+            field::RX,
+            Kind::list(|row| row.source == Source::Made)
         );
         return Err(Error::config(field::METHOD.with("auto"), why));
     }

@@ -30,7 +30,7 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
 }
 
 /// Measures the baseline: a 300 ms run with the same source and the same executor. Its packet function is
-/// `io`, its transmit port is `null`, and it does no `--work`. A capture is played in a loop at full speed.
+/// `io`, its transmit port is `null`, and it does no extra work. A capture is played in a loop at full speed.
 ///
 /// Returns `None` in these cases:
 ///

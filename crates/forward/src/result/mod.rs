@@ -93,7 +93,7 @@ pub struct PacketResult {
     pub rx: PacketTotals,
     /// The transmitted packets.
     pub tx: PacketTotals,
-    /// Packets dropped because the pipeline was full (`--overload drop`).
+    /// Packets dropped because the pipeline was full and was told not to wait.
     pub dropped_overload: u64,
     /// Packets dropped by the packet function's verdict.
     pub dropped_verdict: u64,
@@ -105,7 +105,7 @@ pub struct PacketResult {
     pub leaked_buffers: u64,
     /// The latency at the checker: from the time at which a packet was due to be sent until it arrives.
     pub latency: Option<Percentiles>,
-    /// The latency of each stage. Null unless `--stages` was given.
+    /// The latency of each stage. Null unless stages were measured.
     pub stages: Option<Stages>,
     /// The processor time of all threads of the pipelines.
     pub cpu_ns: u64,
@@ -115,7 +115,7 @@ pub struct PacketResult {
     pub memory: Option<String>,
     /// The bytes that crossed PCIe because of the packets. `null` without a GPU.
     pub pcie: Option<Pcie>,
-    /// The competing job. Null unless `--compete` was given.
+    /// The competing job. Null unless one ran.
     pub competitor: Option<Competitor>,
     /// Median and range over the repeats. The row's other figures are those of the run with the median rate.
     pub repeats: Option<Repeats>,
@@ -133,7 +133,7 @@ pub struct Pcie {
     pub modelled_bytes: u64,
     /// How `modelled_bytes` was computed.
     pub model: String,
-    /// The rates that the GPU counted. Null unless `--measure-pcie` was given and the counter can be read.
+    /// The rates that the GPU counted. Null unless they were asked for and the counter can be read.
     pub measured: Option<PcieMeasured>,
 }
 
@@ -150,7 +150,7 @@ pub struct PcieMeasured {
     pub how: String,
 }
 
-/// The competing job of `--compete`. It ran on the same processor or GPU as the pipelines.
+/// A competing job. It ran on the same processor or GPU as the pipelines.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Competitor {
     /// What the competing job does.

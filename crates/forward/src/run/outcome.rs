@@ -39,7 +39,7 @@ pub struct RunOutcome {
     pub quota: Option<CpuQuota>,
     /// How the dispatching threads' work divides. `None` if no bursts were sampled.
     pub work: Option<WorkShares>,
-    /// The number of packets that `--overload drop` dropped because a port refused them.
+    /// The number of packets that were dropped because a port refused them.
     /// `result.dropped_overload` includes this number.
     pub refused_packets: u64,
     /// Remarks that a reader needs to interpret the result, such as the number of injected faults.

@@ -55,7 +55,7 @@ pub struct IoResult {
     pub cpu_share: f64,
     /// How often a job switched to another path, or reconnected on the same path.
     pub failovers: u64,
-    /// The bytes that were checked. Null unless --verify was given.
+    /// The bytes that were checked. Null unless bytes were to be checked.
     pub verification: Option<ByteVerification>,
     /// Median and range over the repeats. The row's other figures are those of the run with the median rate. Null if the row was
     /// measured once.

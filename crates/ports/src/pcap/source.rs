@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
-/// The longest frame expected from a pipe, in bytes. For longer frames, the user must set --room.
+/// The longest frame expected from a pipe, in bytes. For longer frames, the user must set the room of packets.
 const JUMBO: usize = 9216;
 /// The time in nanoseconds from the last packet of a lap to the first packet of the next lap, if a capture
 /// repeats.
