@@ -23,6 +23,8 @@ struct Stored {
     link: Link,
     area: Area,
     slot: Slot,
+    /// Keeps the memory of the area, because a connection that ends drops its rings.
+    _memory: Region,
     /// The number of times that the ring was shared.
     shared: u64,
 }
@@ -35,13 +37,13 @@ impl Stored {
         }
         let memory = Region::host(Area::len(BUFFER).unwrap()).unwrap();
         let start = NonNull::new(memory.as_ptr()).unwrap();
-        // SAFETY: the rings keep the memory, and the test keeps the rings.
+        // SAFETY: the result keeps the memory.
         let area = unsafe { Area::new(start, BUFFER) };
         area.initialise(1);
         let slot = area.slot(3).unwrap();
         let offset = slot.rings() as usize - start.as_ptr() as usize;
         let rings = [0, 1].map(|n| ByteRing::shared(memory.slice(offset + n * BUFFER, BUFFER).unwrap()));
-        let mut stored = Self { link, area, slot, shared: 0 };
+        let mut stored = Self { link, area, slot, _memory: memory, shared: 0 };
         stored.stream(1).replace_rings(rings);
         stored
     }
@@ -55,7 +57,7 @@ impl Stored {
         self.shared += 1;
         let (start, slot, area) = (self.shared << 40, self.slot, self.area);
         self.stream(1).open_stores(OwnRing::new(slot, Arc::new(()), start));
-        // SAFETY: the memory outlives this test, because the connection's own rings keep it.
+        // SAFETY: this value keeps the memory.
         let ring = unsafe {
             let address = slot.rings().add(BUFFER) as u64;
             Region::from_raw(address, BUFFER, inlane_core::region::Location::Host, Arc::new(()))
