@@ -251,6 +251,7 @@ fn lose_sight(fd: RawFd) {
 pub fn note_all_shared() {
     kept::stop();
     (0..=HIGHEST.load(Ordering::Relaxed)).for_each(note_shared);
+    post::await_end();
 }
 
 /// Prepares for a fork. The child finds the slots of the connections that have one, and marks its sends there. It cannot mark
@@ -263,6 +264,7 @@ extern "C" fn note_fork() {
             Some(_) => lose_sight(fd),
         }
     }
+    post::await_end();
 }
 
 /// Lets [`note_fork`] run before each fork.

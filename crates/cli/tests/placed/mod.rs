@@ -43,7 +43,9 @@ fn receive(joined: &Joined, program: &Path, port: u16, case: &str, bursts: u32, 
     let _source = Running(
         joined.runs(1, program).args(["source", ENGINE, &port, &bursts]).args(lossy).spawn().unwrap(),
     );
+    let start = Instant::now();
     while sink.0.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(90), "{case} hangs: {}", joined.status_of(0));
         meanwhile();
     }
     let line = lines.next().unwrap_or_else(|| panic!("the sink failed: {case}")).unwrap();

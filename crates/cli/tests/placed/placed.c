@@ -195,7 +195,13 @@ static void peek(void)
 {
     for (;;) {
         unsigned char *to = buffer();
-        ssize_t len = recv(connection, to, SIZE, MSG_PEEK);
+        ssize_t len = recv(connection, to, SIZE, 0);
+        CHECK(len >= 0);
+        check(to, len, 1);
+        if (len == 0)
+            return;
+        to = buffer();
+        len = recv(connection, to, SIZE, MSG_PEEK);
         CHECK(len >= 0);
         if (len == 0)
             return;
@@ -287,6 +293,9 @@ static void shared(void)
             other = dup(connection);
             pid_t child = fork();
             if (child == 0) {
+                /* The pages of these buffers are the parent's, too. */
+                for (int i = 0; i < BUFFERS; i++)
+                    inlane_offload_buffer_free(buffers[i]);
                 usleep(20000);
                 _exit(0);
             }
@@ -338,6 +347,10 @@ int main(int words, char **arguments)
     else
         receive();
     CHECK(send(connection, "e", 1, 0) == 1);
+    unsigned expected = 0;
+    for (uint64_t i = 0; i < received; i++)
+        expected += byte_at(i);
+    CHECK(strcmp(name, "cancel") == 0 || (received == end && sum == expected));
     printf("all right %llu %u\n", (unsigned long long)received, sum);
     return 0;
 }

@@ -64,8 +64,8 @@ pub unsafe extern "C" fn inlane_offload_free(buffer: *mut c_void) {
         // SAFETY: the caller's promise: the C library has allocated this memory.
         return unsafe { libc::free(buffer) };
     };
-    // Other processes may still use these pages, or they are no shared memory any more.
-    if control::has_mapped_area() && !DETACHED.load(Ordering::Relaxed) {
+    // The pages may be those of the process that has forked this one, or no shared memory any more.
+    if is_own() {
         locked(|| {
             let pages = RUNS[offset / PAGE].swap(0, Ordering::Relaxed);
             // SAFETY: the pages are those of the buffer, which nobody uses any more. They are then zero.
@@ -84,7 +84,7 @@ fn use_arena() -> Option<*mut u8> {
             // The buffers are those of the process that has forked this one.
             return None;
         }
-        control::share().ok()?;
+        share()?;
     }
     let area = control::area()?;
     area.buffers().store(1, Ordering::Relaxed);
@@ -92,6 +92,37 @@ fn use_arena() -> Option<*mut u8> {
     let _ = ARENA.compare_exchange(null_mut(), arena, Ordering::AcqRel, Ordering::Relaxed);
     // After another engine has started, the process may have another area, and keeps its buffers.
     (ARENA.load(Ordering::Acquire) == arena).then_some(arena)
+}
+
+/// Asks the engine for shared memory. Tries again while another thread uses the control connection.
+fn share() -> Option<()> {
+    const ATTEMPTS: usize = 10_000;
+    for _ in 0..ATTEMPTS {
+        match control::share() {
+            // SAFETY: has no preconditions.
+            Err(libc::EBUSY) => drop(unsafe { libc::sched_yield() }),
+            outcome => return outcome.ok(),
+        }
+    }
+    None
+}
+
+/// Returns true if the arena of the buffers is that of this process, and bytes may be placed there.
+#[inline]
+fn is_own() -> bool {
+    let own = || control::area().is_some_and(|area| area.arena() == ARENA.load(Ordering::Relaxed));
+    !DETACHED.load(Ordering::SeqCst) && control::has_mapped_area() && own()
+}
+
+/// Makes the buffers of this process plain memory, into which nothing is placed any more.
+pub fn stop_placing() {
+    DETACHED.store(true, Ordering::SeqCst);
+}
+
+/// Returns true after [`stop_placing`].
+#[inline]
+pub fn are_stopped() -> bool {
+    DETACHED.load(Ordering::SeqCst)
 }
 
 /// Finds `pages` free pages in a row.
@@ -132,10 +163,7 @@ fn offset_in_arena(buffer: *mut c_void) -> Option<usize> {
 pub fn offset_of(buffer: *mut c_void, len: usize, slot: Slot) -> Option<u64> {
     let offset = offset_in_arena(buffer)?;
     let has_slot = || control::area().is_some_and(|area| area.index_of(slot).is_some());
-    let usable =
-        len <= Area::ARENA - offset && control::has_mapped_area() && !DETACHED.load(Ordering::Relaxed);
-    (usable && ARENA.load(Ordering::Relaxed) == control::area()?.arena() && has_slot())
-        .then_some(offset as u64)
+    (len <= Area::ARENA - offset && is_own() && has_slot()).then_some(offset as u64)
 }
 
 /// Takes the memory of a buffer away from an engine that may still write there: the buffer gets other pages with the same contents. Calls
@@ -156,7 +184,6 @@ pub fn detach(buffer: *mut c_void, len: usize, seize: impl FnOnce() -> Option<u6
             libc::munmap(copy, pages);
             return None;
         };
-        DETACHED.store(true, Ordering::Relaxed);
         copy.cast::<u8>().copy_from_nonoverlapping(first as *const u8, pages);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         while libc::mremap(copy, pages, pages, flags, first as *mut c_void) == libc::MAP_FAILED {
@@ -201,6 +228,5 @@ mod tests {
             engine.write_bytes(9, 3 * PAGE);
             assert_eq!([0, PAGE, 2 * PAGE - 1, 2 * PAGE].map(|at| *program.add(at)), [9, 8, 8, 9]);
         }
-        DETACHED.store(false, Ordering::Relaxed);
     }
 }

@@ -3,13 +3,14 @@
 //! The buffer is taken back before the receive returns or makes any call that may end the thread. Signals and cancellation are
 //! blocked meanwhile.
 
-use super::{Entry, SEEN, buffers, is_polled_readable, now_ns};
+use super::leave::is_hung_up;
+use super::{Entry, SEEN, buffers, is_alive, is_polled_readable, now_ns};
 use crate::control;
 use crate::signals::BlockedSignals;
 use inlane_offload_protocol::slots::{Posted, Slot};
 use libc::c_void;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The length in bytes of the shortest receive that posts its buffer. For shorter ones, blocking the signals costs more than the copy.
 const LEAST: usize = 4096;
@@ -18,6 +19,21 @@ const WRITE_NS: u64 = 200_000_000;
 
 /// The longest time for which a receive keeps its buffer posted, in nanoseconds. Signals are blocked meanwhile.
 pub(super) const WHOLE_NS: u64 = 5_000_000;
+
+/// The longest time for which a fork or exec waits until no buffer is posted, in nanoseconds.
+const END_NS: u64 = 10_000_000;
+
+/// The number of buffers that threads of this process have posted.
+static POSTS: AtomicU32 = AtomicU32::new(0);
+
+/// Waits until no buffer is posted. Call this once no thread posts another one: each thread then soon takes its buffer back.
+pub(super) fn await_end() {
+    let end = now_ns() + END_NS;
+    while POSTS.load(Ordering::SeqCst) != 0 && now_ns() < end {
+        // SAFETY: has no preconditions.
+        unsafe { libc::sched_yield() };
+    }
+}
 
 /// A receive that may post its buffer.
 pub(super) struct Receive<'a> {
@@ -39,22 +55,41 @@ impl Receive<'_> {
         let Self { entry, slot, buffer, len, .. } = *self;
         let offset = buffers::offset_of(buffer, len, slot)?;
         // Other descriptors and processes may receive on the same socket.
-        if len < LEAST || entry.sight.load(Ordering::SeqCst) != SEEN || entry.post_patience.skips() {
+        if len < LEAST || !self.may_post() || entry.post_patience.skips() {
             return None;
         }
         let position = slot.receive().position_if_empty()?;
         let signals = BlockedSignals::new();
         let placed = control::without_cancellation(|| {
-            let posted = slot.post().post(offset, len as u64, position)?;
-            self.poll(&posted, end, is_unchanged);
-            Some(self.take_back(&posted))
+            POSTS.fetch_add(1, Ordering::SeqCst);
+            let placed = self.post(offset, position, end, is_unchanged);
+            POSTS.fetch_sub(1, Ordering::SeqCst);
+            placed
         });
         if let Some(placed) = placed {
-            entry.post_patience.note(placed > 0);
+            // Short messages into long buffers are better copied.
+            entry.post_patience.note(placed >= LEAST as u64);
             return Some((placed, signals));
         }
         signals.release(false);
         None
+    }
+
+    /// Posts the buffer until it has bytes. Returns their number.
+    fn post(&self, offset: u64, position: u64, end: u64, is_unchanged: impl Fn() -> bool) -> Option<u64> {
+        // Look again, because a fork and the end of placing wait only for posts that are counted.
+        if !self.may_post() {
+            return None;
+        }
+        let posted = self.slot.post().post(offset, self.len as u64, position)?;
+        self.poll(&posted, end, is_unchanged);
+        Some(self.take_back(&posted))
+    }
+
+    /// Returns true unless another process may use the socket, or the buffers are plain memory.
+    #[inline]
+    fn may_post(&self) -> bool {
+        self.entry.sight.load(Ordering::SeqCst) == SEEN && !buffers::are_stopped()
     }
 
     fn poll(&self, posted: &Posted, end: u64, is_unchanged: impl Fn() -> bool) {
@@ -72,7 +107,7 @@ impl Receive<'_> {
                 }
                 _ => {}
             }
-            if now >= end || now >= start + WHOLE_NS || !is_unchanged() {
+            if now >= end || now >= start + WHOLE_NS || !is_unchanged() || !self.may_post() {
                 return;
             }
             if now >= looked + super::receive::LOOK_NS {
@@ -101,15 +136,37 @@ impl Receive<'_> {
             if let Some(placed) = self.slot.post().take_back(posted) {
                 return placed;
             }
-            if now_ns() >= limit
-                && let Some(placed) =
-                    buffers::detach(self.buffer, self.len, || self.slot.post().seize(posted))
-            {
-                return placed;
+            if now_ns() >= limit {
+                // Nobody writes after the end of the engine.
+                let has_ended = is_hung_up(self.fd) && !is_alive(self.slot);
+                let seize = || self.slot.post().seize(posted);
+                let seized = match has_ended {
+                    true => seize(),
+                    false => buffers::detach(self.buffer, self.len, || {
+                        let placed = seize()?;
+                        self.await_others();
+                        Some(placed)
+                    }),
+                };
+                if let Some(placed) = seized {
+                    return placed;
+                }
             }
             // SAFETY: has no preconditions.
             unsafe { libc::sched_yield() };
         }
+    }
+
+    /// Ends placing, and waits until all other threads have taken their buffers back or seized them. Their bytes may lie in the same
+    /// pages as this buffer.
+    fn await_others(&self) {
+        buffers::stop_placing();
+        POSTS.fetch_sub(1, Ordering::SeqCst);
+        while POSTS.load(Ordering::SeqCst) != 0 {
+            // SAFETY: has no preconditions.
+            unsafe { libc::sched_yield() };
+        }
+        POSTS.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -153,6 +210,7 @@ mod tests {
         write(1);
         let entry = super::super::entry(0).unwrap();
         let receive = Receive { fd: -1, entry, slot, buffer: buffer.cast(), len: LEN, whole: false };
+        POSTS.fetch_add(1, Ordering::SeqCst);
         assert_eq!(receive.take_back(&posted), 0);
         // SAFETY: the program's view of the buffer stays mapped.
         let bytes = unsafe {

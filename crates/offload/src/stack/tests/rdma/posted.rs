@@ -188,3 +188,21 @@ fn bytes_in_a_buffer_move_to_a_new_ring() {
     }
     assert!(receiving.link.received[1] == data(100_000));
 }
+
+/// The program always waits, so all bytes go into its buffers.
+#[test]
+fn all_bytes_of_a_program_that_waits_are_placed() {
+    for rdma in [false, true] {
+        let mut receiving = Receiving::new(rdma, 200_000);
+        let mut placed = 0;
+        while receiving.link.received[1].len() < 200_000 {
+            receiving.link.received[1]
+                .extend(receiving.link.world.machines[1].read(receiving.link.server.unwrap()));
+            receiving.post(0, 50_000, None);
+            receiving.step(&mut |_| 1, |_| {});
+            placed += receiving.placed;
+            receiving.take_back();
+        }
+        assert!(receiving.link.received[1] == data(200_000) && placed > 100_000, "{rdma}: {placed}");
+    }
+}
