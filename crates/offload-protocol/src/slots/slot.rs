@@ -87,7 +87,8 @@ pub struct Header {
     pub room: SendRoom,
     /// The position up to which the receive ring has bytes for the program. Only the engine writes it.
     pub filled: AtomicU64,
-    /// The index of the byte at position 0 of [`ReceiveRing`]. Only the engine writes it, before it opens the ring.
+    /// The index of the byte at position 0 of [`ReceiveRing`]. Only the engine writes it, while the ring has no bytes: before it opens the
+    /// ring, and when it has placed bytes into a buffer.
     pub received: AtomicU64,
     /// The distance in bytes from the slot to the doorbell of the engine's thread that runs the connection. Only the engine
     /// writes it, before the program gets the slot.

@@ -9,7 +9,7 @@ use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_void, iovec, ssize_t};
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 /// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
 pub(super) const LOOK_NS: u64 = 1000;
@@ -38,8 +38,19 @@ pub unsafe fn receive_available(
     takes: bool,
 ) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: the caller's promises.
-    unsafe { take_available(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) }
+    loop {
+        let before = slot.received().map(|received| received.position());
+        // SAFETY: the caller's promises.
+        let bytes = unsafe { take_available(fd, slot, parts, count, takes, || is_same_quietly(fd, slot)) };
+        if takes || bytes.is_none() {
+            return bytes;
+        }
+        fence(Ordering::Acquire);
+        // If another thread has taken bytes meanwhile, the engine may have reused their place.
+        if slot.received().map(|received| received.position()) == before {
+            return bytes;
+        }
+    }
 }
 
 /// Implements [`receive_available`] for a caller that has already found the socket's slot. `is_same` must
