@@ -145,7 +145,7 @@ pub(super) fn totals(out: &mut dyn Write, engine: &EngineStatus) -> io::Result<(
     if let Some(rdma) = &engine.rdma {
         writeln!(
             out,
-            "RDMA: {} connections, {} returned to TCP; {} placed into receive rings by packets and {} by stores, {} of all received bytes; {} packets refused",
+            "RDMA: {} connections, {} returned to TCP; {} placed by packets and {} by stores, {} of all received bytes; {} packets refused",
             rdma.connections,
             rdma.returned,
             units::bytes(rdma.placed_bytes),

@@ -113,7 +113,7 @@ pub struct RdmaCounters {
     pub connections: u64,
     /// Connections that have returned to TCP.
     pub returned: u64,
-    /// Bytes that RDMA packets have placed into receive rings.
+    /// Bytes that RDMA packets have placed into receive rings and buffers of programs.
     pub placed_bytes: u64,
     /// Bytes that the peer's engine on the same host has stored into receive rings.
     pub stored_bytes: u64,
