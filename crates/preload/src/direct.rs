@@ -131,6 +131,11 @@ fn entry(fd: RawFd) -> Option<&'static Entry> {
     usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
 }
 
+/// Returns true if a connection with the descriptor `fd` can use a slot.
+pub fn may_have_slot(fd: RawFd) -> bool {
+    entry(fd).is_some()
+}
+
 /// Returns the number of calls that may have closed or replaced the descriptor.
 #[inline]
 fn changes(fd: RawFd) -> u32 {

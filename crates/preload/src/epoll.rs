@@ -57,7 +57,7 @@ pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut e
 /// `fd` through another descriptor than that in `entry`. Both may refer to the same epoll instance.
 fn note_removed_elsewhere(entry: &Entry, fd: RawFd) {
     let before = errno();
-    if entry.inode.load(Ordering::Relaxed) != 0 && Registration::of(fd).is_none() {
+    if entry.is_watched() && Registration::of(fd).is_none() {
         entry.wanted.store(0, Ordering::Relaxed);
         ready::forget(fd);
     }

@@ -105,7 +105,7 @@ def orders(server, number):
     simple(server, number)
     client, fd = server.connection()
     exchange(client, fd, number)
-    way = number % 7
+    way = number % 8
     if way == 0:
         client.shutdown(socket.SHUT_WR)
         assert receive(fd) == b""
@@ -154,6 +154,19 @@ def orders(server, number):
             raise AssertionError("no reset")
         except ConnectionResetError:
             client.close()
+    elif way == 6:
+        epoll = select.epoll()
+        epoll.register(fd, select.EPOLLIN)
+        assert not epoll.poll(0)
+        os.close(fd)
+        ends(client)
+        client, fd = server.connection()
+        client.sendall(b"x")
+        wait(fd)
+        assert not epoll.poll(0), "an event of the closed connection before"
+        assert receive(fd) == b"x"
+        os.close(fd)
+        ends(client)
     else:
         own = socket.socket(fileno=fd)
         own.shutdown(socket.SHUT_WR)
@@ -163,6 +176,36 @@ def orders(server, number):
         assert receive(fd) == b"late"
         own.close()
         client.close()
+
+
+def reset(server, number):
+    """A connection that is reset while it waits at one listener does not become one that another listener has accepted. All of them
+    get the same slot."""
+    simple(server, number)
+    client = socket.create_connection(server.before.listener.getsockname())
+    wait(server.before.listener)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    # Another connection now gets the slot with a new pair, and the one after it gets that pair.
+    simple(server, number)
+    client = socket.create_connection(server.listener.getsockname())
+    client.settimeout(20)
+    client.sendall(b"first")
+    wait(server.listener)
+    fd = libc.accept4(server.before.listener.fileno(), None, None, socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    if fd >= 0:
+        try:
+            assert receive(fd) == b"", "bytes of another connection"
+        except ConnectionResetError:
+            pass
+        os.close(fd)
+    else:
+        assert ctypes.get_errno() in (errno.EAGAIN, errno.ECONNABORTED), ctypes.get_errno()
+    fd = server.accept()
+    assert receive(fd) == b"first"
+    exchange(client, fd, number)
+    os.close(fd)
+    ends(client)
 
 
 def high():
@@ -240,8 +283,12 @@ def forked(server):
 
 server = Server()
 until(server, 20, simple)
+second = Server()
+second.before = server
+until(second, 40, reset)
+second.listener.close()
 until(server, 20, many)
-until(server, 28, orders)
+until(server, 32, orders)
 before = len(os.listdir("/proc/self/fd"))
 for number in range(200):
     simple(server, number)

@@ -12,6 +12,8 @@ const CLOSED: u64 = 2;
 const KEPT: u64 = 3;
 /// The program closes its end of the pair, or has closed it.
 const ENDED: u64 = 4;
+/// The bits of the state. The others have the number of the connection.
+const STATES: u64 = 7;
 
 /// The life of the connection that has a slot. Both sides change it by compare-and-exchange, so only one of them decides about a pair.
 ///
@@ -25,50 +27,68 @@ const ENDED: u64 = 4;
 pub struct Life<'a, W>(pub &'a W);
 
 impl<W: Word> Life<'_, W> {
-    /// Begins the life of a connection with a new pair. The engine calls this for a slot that no connection uses.
-    pub fn begin(&self) {
-        self.0.store(NEW);
+    /// Begins the life of connection `id` with a new pair. The engine calls this for a slot that no connection uses.
+    pub fn begin(&self, id: u64) {
+        self.0.store(word(id, NEW));
     }
 
-    /// Records that the program has accepted the connection.
-    pub fn accept(&self) {
-        let _ = self.0.exchange(NEW, ACCEPTED);
+    /// Records that the program has accepted connection `id`. Returns false if the slot does not belong to that connection any more.
+    #[must_use]
+    pub fn accept(&self, id: u64) -> bool {
+        self.0.exchange(word(id, NEW), word(id, ACCEPTED))
     }
 
     /// Returns true if the program has accepted the connection.
     pub fn is_accepted(&self) -> bool {
-        self.0.load() != NEW
+        self.state() != NEW
     }
 
     /// Records that the program has closed the connection and keeps its end of the pair.
     /// Returns false if the program must close its end.
     #[must_use]
     pub fn close(&self) -> bool {
-        self.0.exchange(ACCEPTED, CLOSED)
+        self.change(ACCEPTED, CLOSED)
     }
 
-    /// Returns true if the program has closed the connection and keeps its end of the pair.
+    /// Returns true if the program has closed the connection in its slot. It may have closed its end of the pair since.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        self.0.load() == CLOSED
+        matches!(self.state(), CLOSED | ENDED)
     }
 
     /// Keeps the pair of a closed connection. Returns false if the program does not keep its end.
     #[must_use]
     pub fn keep(&self) -> bool {
-        self.0.exchange(CLOSED, KEPT)
+        self.change(CLOSED, KEPT)
     }
 
-    /// Begins the life of another connection with a kept pair. Returns false if the program has not kept its end.
+    /// Begins the life of connection `id` with a kept pair. Returns false if the program has not kept its end.
     #[must_use]
-    pub fn reuse(&self) -> bool {
-        self.0.exchange(KEPT, NEW)
+    pub fn reuse(&self, id: u64) -> bool {
+        let now = self.0.load();
+        now & STATES == KEPT && self.0.exchange(now, word(id, NEW))
     }
 
     /// Ends the pair of a closed connection. Returns true if no other connection gets it, so that the program may close its end.
     /// Returns false if a connection has it.
     #[must_use]
     pub fn end(&self) -> bool {
-        self.0.exchange(KEPT, ENDED) || self.0.exchange(CLOSED, ENDED)
+        // The engine may keep the pair between the two.
+        self.change(CLOSED, ENDED) || self.change(KEPT, ENDED)
     }
+
+    fn state(&self) -> u64 {
+        self.0.load() & STATES
+    }
+
+    fn change(&self, from: u64, to: u64) -> bool {
+        let now = self.0.load();
+        now & STATES == from && self.0.exchange(now, now & !STATES | to)
+    }
+}
+
+/// Returns the word of connection `id`. With its number, the record of a connection that has ended cannot be taken for one of
+/// the connection that has the slot now.
+fn word(id: u64, state: u64) -> u64 {
+    id << STATES.count_ones() | state
 }

@@ -121,14 +121,14 @@ impl SharedArea {
     /// Reserves a slot of shared memory for the connection `key`. Returns the slot's index and the slot. Returns `None` if all
     /// slots are reserved.
     pub(super) fn reserve(&self, key: Key) -> Option<(usize, Slot)> {
-        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
-        // with which another thread gave back the slot.
         // Prefer a slot without a kept pair.
         let free = |used: u64| {
             let others = used | self.keeps.load(Ordering::Relaxed);
             (if others == u64::MAX { used } else { others }).trailing_ones() as usize
         };
         let mut index = SLOTS;
+        // Several threads of the engine may reserve slots of one area. Acquire pairs with the release store
+        // with which another thread gave back the slot.
         let reserved = self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, |used| {
             index = free(used);
             (index < SLOTS).then(|| used | 1 << index)
@@ -164,8 +164,8 @@ impl SharedArea {
         lock(&self.kept)[index].take()
     }
 
-    /// Takes a kept pair for which `fits` returns true, and reserves its slot. Returns the number of the slot and the pair.
-    pub(super) fn take_kept(&self, fits: impl Fn(&KeptPair) -> bool) -> Option<(usize, KeptPair)> {
+    /// Takes a kept pair for which `fits` returns true for connection `id`, and reserves its slot. Returns the number of the slot and the pair.
+    pub(super) fn take_kept(&self, id: u64, fits: impl Fn(&KeptPair) -> bool) -> Option<(usize, KeptPair)> {
         let mut rest = self.keeps.load(Ordering::Relaxed);
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
@@ -177,7 +177,9 @@ impl SharedArea {
                 continue;
             }
             match (self.take_pair(index), self.area().slot(index)) {
-                (Some(pair), Some(slot)) if fits(&pair) && slot.life().reuse() => return Some((index, pair)),
+                (Some(pair), Some(slot)) if fits(&pair) && slot.life().reuse(id) => {
+                    return Some((index, pair));
+                }
                 _ => self.release(index, false),
             }
         }

@@ -169,14 +169,14 @@ pub struct Direct {
 unsafe impl Send for Direct {}
 
 impl Direct {
-    /// Assigns a slot in the shared memory of `polled` to the connection `key`. `inode` and `device` identify the
-    /// program's end of the socket pair. The program's next byte has the index `written`. If `from_start` is true, the pair is
+    /// Assigns a slot in the shared memory of `polled` to the connection `key` with the number `id`. `inode` and `device` identify
+    /// the program's end of the socket pair. The program's next byte has the index `written`. If `from_start` is true, the pair is
     /// new and empty, and the first received bytes go into the receive ring. `reserved` is the slot of a kept pair. Returns `None` if no
     /// slot is free.
     pub fn new(
         now: u64,
         polled: Polled,
-        key: Key,
+        (key, id): (Key, u64),
         (inode, device): (u64, u64),
         written: u64,
         from_start: bool,
@@ -188,7 +188,7 @@ impl Direct {
             None => area.reserve(key)?,
         };
         if reserved.is_none() {
-            slot.life().begin();
+            slot.life().begin(id);
         }
         let header = slot.header();
         let position = slot.receive().reset(from_start);
@@ -268,7 +268,7 @@ impl Direct {
         self.slot.life().is_accepted()
     }
 
-    /// Returns true if the program has closed the connection and keeps its end of the pair.
+    /// Returns true if the program has closed the connection in its slot.
     #[inline]
     pub fn is_closed_by_program(&self) -> bool {
         self.slot.life().is_closed()

@@ -59,6 +59,8 @@ impl Drop for KeptPair {
 pub(super) struct Reused {
     area: Arc<SharedArea>,
     index: usize,
+    /// The number of the connection.
+    id: u64,
     pair: Option<KeptPair>,
     /// True once a connection has the slot.
     assigned: bool,
@@ -77,7 +79,7 @@ impl Drop for Reused {
 impl Engine {
     /// Takes a kept pair of a client's process for a connection with these options. Returns `None` if there is none.
     pub(super) fn take_kept(
-        &self,
+        &mut self,
         client: &Weak<Client>,
         v6: bool,
         options: &SocketOptions,
@@ -87,8 +89,10 @@ impl Engine {
             && !options.keepalive
             && options.linger.is_none();
         let area = lock(&client.upgrade()?.area).clone().filter(|area| plain && area.keeps_pairs())?;
-        let (index, pair) = area.take_kept(|pair| pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll))?;
-        Some(Reused { area, index, pair: Some(pair), assigned: false })
+        let id = self.next_id();
+        let (index, pair) =
+            area.take_kept(id, |pair| pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll))?;
+        Some(Reused { area, index, id, pair: Some(pair), assigned: false })
     }
 
     /// Creates the socket of a connection over a kept pair. Returns its key, the number of its slot and its name. Returns `None` if that
@@ -102,7 +106,7 @@ impl Engine {
         role: (Role, Pair),
         mut reused: Reused,
     ) -> Option<(Key, u8, SocketName)> {
-        let id = self.next_id();
+        let id = reused.id;
         let kind = if owner.v6 { SocketKind::StreamV6 } else { SocketKind::StreamV4 };
         let name = SocketName { engine: self.number, socket: id, kind, local, remote: Some(remote) };
         let mut kept = reused.pair.take()?;

@@ -208,7 +208,7 @@ impl Engine {
         let Some(Socket {
             role: Role::Stream(stream),
             options,
-            attachment: Attachment { pair: Pair::Stream(pair), .. },
+            attachment: Attachment { id, pair: Pair::Stream(pair), .. },
             ..
         }) = self.stack.sockets.get_mut(key)
         else {
@@ -217,7 +217,7 @@ impl Engine {
         if stream.is_reassembling() {
             return None;
         }
-        let mut direct = Direct::new(now, polled, key, inode, stream.written, from_start, reserved)?;
+        let mut direct = Direct::new(now, polled, (key, *id), inode, stream.written, from_start, reserved)?;
         let written = [stream.written, stream.connection.received()];
         let unused = stream.replace_rings(direct.rings());
         let limit = options.send_limit(stream.send.capacity()) as u64;
@@ -232,7 +232,8 @@ impl Engine {
     fn evict(&mut self, now: u64, area: &Arc<SharedArea>) {
         let unused = |(key, socket): (Key, &Socket)| {
             let Pair::Stream(pair) = &socket.attachment.pair else { return None };
-            let direct = pair.direct.as_ref()?;
+            // The record of a connection over a kept pair names the slot.
+            let direct = pair.direct.as_ref().filter(|_| pair.reused.is_none() || !pair.unaccepted)?;
             let movable = socket.stream().is_some_and(|stream| !stream.is_reassembling());
             (Arc::ptr_eq(direct.location().0, area) && direct.is_unused(now, UNUSED_NS) && movable)
                 .then_some(key)

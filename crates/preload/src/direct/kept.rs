@@ -32,6 +32,8 @@ const WORDS: usize = 2 * address::LEN / 8;
 
 /// The kept end of each slot, plus 1. 0 if the slot has none.
 static PARKED: [AtomicI32; SLOTS] = [const { AtomicI32::new(0) }; SLOTS];
+/// The inode of each slot's kept end. It shows whether the program has closed the end in a way that the library does not see.
+static INODES: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 /// The numbers of kept ends.
 static NUMBERS: Hint = Hint::new();
 /// The memory with the slots of the kept ends.
@@ -48,29 +50,30 @@ pub fn is_active() -> bool {
     !STOPPED.load(Ordering::Relaxed) && control::has_present_area()
 }
 
-/// Returns true if new shared memory begins with pairs being kept.
+/// Returns true if this process keeps no pairs any more, not even those in new shared memory.
 pub fn is_stopped() -> bool {
     STOPPED.load(Ordering::Relaxed)
 }
 
-/// Records that the program has accepted the connection `fd`, whose pair may be kept later. `name` has its addresses. Returns false if the
-/// connection has no slot.
-pub fn allow(fd: RawFd, name: &SocketName) -> bool {
+/// Records that the program has accepted the connection `fd`, whose pair may be kept later. `name` has its number and its addresses.
+/// `reused` is true if the program has it by [`accept`]. Returns false if the connection has no slot.
+pub fn allow(fd: RawFd, name: &SocketName, reused: bool) -> bool {
     let Some((slot, index)) = direct::slot(fd).and_then(|slot| Some((slot, index_of(slot)?))) else {
         return false;
     };
+    if !reused && !slot.life().accept(name.socket) {
+        return false;
+    }
     let mut bytes = [0; 2 * address::LEN];
     bytes[..address::LEN].copy_from_slice(&address::encode(Some(name.local)));
     bytes[address::LEN..].copy_from_slice(&address::encode(name.remote));
     for (word, bytes) in ADDRESSES[index].iter().zip(bytes.chunks_exact(8)) {
         word.store(u64::from_ne_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
     }
-    // If the slot had another pair before, the engine has closed that.
-    let stale = PARKED[index].swap(0, Ordering::SeqCst) - 1;
-    if stale >= 0 {
-        close_parked(stale);
+    if !reused {
+        // If the slot had another pair before, the engine has closed that.
+        close_kept(index, PARKED[index].swap(0, Ordering::SeqCst) - 1);
     }
-    slot.life().accept();
     KEEPABLE.set(fd, true);
     true
 }
@@ -136,27 +139,26 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
         return false;
     }
     adopt_area(slot, index);
-    // From now on, no thread sends through the ring.
-    let Some(claim) = slot.send().claim() else { return false };
-    let parked = park(fd, slot, index);
-    if parked < 0 {
-        let _ = slot.send().commit(claim, 0);
-        return false;
-    }
+    let Some((parked, inode)) = park(fd, slot, index) else { return false };
     let closing = direct::closing(fd);
     // SAFETY: has no preconditions. The program closes `fd`.
     unsafe { real::close(fd) };
     drop(closing);
-    // A thread that was using the descriptor in the kernel meanwhile has left a mark before it was closed.
-    if !slot.pair().is_unused() || direct::is_used(fd) {
+    // If a thread still sends through the ring, or the engine has reset the connection, the engine must notice that the end is closed.
+    let Some(claim) = slot.send().claim() else {
+        close_parked(parked);
+        return true;
+    };
+    // From now on, no thread sends through the ring. A thread that was using the descriptor in the kernel meanwhile has left a mark
+    // before it was closed. If the connection was reset, the slot may have another one.
+    if header.inode.load(Ordering::Acquire) != inode || !slot.pair().is_unused() || direct::is_used(fd) {
         let _ = slot.send().commit(claim, 0);
         close_parked(parked);
         return true;
     }
-    let earlier = PARKED[index].swap(parked + 1, Ordering::SeqCst) - 1;
-    if earlier >= 0 {
-        close_parked(earlier);
-    }
+    close_kept(index, PARKED[index].swap(0, Ordering::SeqCst) - 1);
+    INODES[index].store(inode, Ordering::SeqCst);
+    PARKED[index].store(parked + 1, Ordering::SeqCst);
     NUMBERS.set(parked, true);
     let closed = slot.send().end(claim) && slot.life().close();
     // If the engine sleeps or another thread forks, the engine must notice that the end is closed.
@@ -166,19 +168,20 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
     true
 }
 
-/// Removes the epoll registration of `fd`, and duplicates it as a kept end. Returns the duplicate, or -1 if the pair cannot be kept.
-fn park(fd: RawFd, slot: Slot, index: usize) -> RawFd {
+/// Removes the epoll registration of `fd`, and duplicates it as a kept end. Returns the duplicate and its inode. Returns `None` if the pair
+/// cannot be kept.
+fn park(fd: RawFd, slot: Slot, index: usize) -> Option<(RawFd, u64)> {
     if !epoll::end_registration(fd, index) {
-        return -1;
+        return None;
     }
     // SAFETY: fcntl has no preconditions here.
     let parked = unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER as *mut _) };
     let inode = (slot.header().inode.load(Ordering::Acquire), slot.header().device.load(Ordering::Relaxed));
     if parked >= 0 && direct::identity(parked) != Some(inode) {
         close_parked(parked);
-        return -1;
+        return None;
     }
-    parked
+    (parked >= 0).then_some((parked, inode.0))
 }
 
 /// Closes all kept ends of another area than that of `slot`, which has the number `index`.
@@ -196,45 +199,78 @@ fn close_parked(fd: RawFd) {
     unsafe { real::close(fd) };
 }
 
-/// Closes the kept end `parked` of slot `index`, unless another thread has taken it.
-fn unpark(index: usize, parked: RawFd) {
-    if PARKED[index].compare_exchange(parked + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-        close_parked(parked);
-    }
+/// Returns true if `fd` is still the kept end of slot `index`. May change errno.
+fn is_kept(index: usize, fd: RawFd) -> bool {
+    direct::identity(fd).is_some_and(|(inode, _)| inode == INODES[index].load(Ordering::SeqCst))
 }
 
-/// Closes all kept ends.
-fn close_all() {
-    for parked in &PARKED {
-        let fd = parked.swap(0, Ordering::SeqCst) - 1;
-        if fd >= 0 {
+/// Closes the kept end `fd` of slot `index`, if it is one. Does nothing for -1.
+fn close_kept(index: usize, fd: RawFd) {
+    if fd >= 0 {
+        NUMBERS.set(fd, false);
+        if is_kept(index, fd) {
             close_parked(fd);
         }
     }
 }
 
-/// Takes the kept end of slot `index` for a connection whose record has the tag `tag`. Returns a new descriptor of it. Returns `None` if
-/// this process does not have it.
-pub fn accept(index: u8, tag: u8, nonblocking: bool, close_on_exec: bool) -> Option<RawFd> {
-    let index = usize::from(index);
-    let area = control::area().filter(|area| tag != 0 && area.records().tag == tag)?;
-    if area.slot(0).map(Slot::as_ptr) != Some(AREA.load(Ordering::Relaxed)) {
-        return None;
+/// Closes the kept end `parked` of slot `index`, unless another thread has taken it.
+fn unpark(index: usize, parked: RawFd) {
+    if PARKED[index].compare_exchange(parked + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        close_kept(index, parked);
     }
-    let parked = PARKED.get(index)?.swap(0, Ordering::SeqCst) - 1;
-    if parked < 0 {
-        return None;
+}
+
+/// Closes all kept ends.
+fn close_all() {
+    for (index, parked) in PARKED.iter().enumerate() {
+        close_kept(index, parked.swap(0, Ordering::SeqCst) - 1);
+    }
+}
+
+/// What [`accept`] finds.
+pub enum Found {
+    /// A new descriptor of the kept end.
+    Connection(RawFd),
+    /// The connection has ended.
+    Ended,
+    /// This process does not have the kept end.
+    Missing,
+}
+
+/// Takes the kept end of slot `index` for the connection `id`, whose record has the tag `tag`. May change errno.
+pub fn accept(index: u8, tag: u8, id: u64, nonblocking: bool, close_on_exec: bool) -> Found {
+    let index = usize::from(index);
+    let area = control::area().filter(|area| tag != 0 && area.records().tag == tag);
+    let Some((slot, first)) = area.and_then(|area| Some((area.slot(index)?, area.slot(0)?))) else {
+        return Found::Missing;
+    };
+    let Some(place) = PARKED.get(index).filter(|_| first.as_ptr() == AREA.load(Ordering::Relaxed)) else {
+        return Found::Missing;
+    };
+    let parked = place.load(Ordering::SeqCst) - 1;
+    if parked < 0 || !is_kept(index, parked) {
+        return Found::Missing;
+    }
+    // From now on, no other thread takes this end, unless the program closes its number.
+    if !slot.life().accept(id)
+        || place.compare_exchange(parked + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_err()
+    {
+        return Found::Ended;
     }
     let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     // SAFETY: fcntl has no preconditions here.
     let fd = unsafe { real::fcntl(parked, command, std::ptr::null_mut()) };
     close_parked(parked);
-    if fd >= 0 && !nonblocking {
+    if fd < 0 {
+        return Found::Ended;
+    }
+    if !nonblocking {
         // SAFETY: as above. Only ends of non-blocking descriptors are kept.
         unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
         direct::note_flags();
     }
-    (fd >= 0).then_some(fd)
+    Found::Connection(fd)
 }
 
 /// Lets the engine reset a connection that waits to be accepted. `name` is that of its record. This process does not have its kept end.

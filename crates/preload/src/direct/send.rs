@@ -285,10 +285,14 @@ impl Send<'_> {
         if self.sent() == 0 {
             return None;
         }
-        while identity(self.fd) == Some((self.inode, device))
-            && let Some(part) = self.rest.first()
-        {
+        while let Some(part) = self.rest.first() {
             let _sending = sending(self.fd);
+            // A kept pair has the same inode for its next connection.
+            if self.entry.changes.load(Ordering::SeqCst) != self.changes
+                || identity(self.fd) != Some((self.inode, device))
+            {
+                break;
+            }
             // SAFETY: the kernel checks the program's buffer.
             let sent =
                 unsafe { real::send(self.fd, part.iov_base, part.iov_len, self.flags | libc::MSG_NOSIGNAL) };

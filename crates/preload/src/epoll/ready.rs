@@ -60,7 +60,7 @@ pub fn register(entry: &Entry, instance: RawFd, fd: RawFd, event: epoll_event) {
     let is_watched = found.is_some_and(|(slot, index)| {
         table::is_watched(index, fd) && entry.watched_data(instance, slot).is_some()
     });
-    if !is_watched && entry.inode.load(Ordering::Relaxed) != 0 {
+    if !is_watched && entry.is_watched() {
         // The watched registration is that of an earlier socket, of an earlier slot, or in another epoll instance.
         forget(fd);
     }
@@ -119,14 +119,10 @@ pub fn forget(fd: RawFd) {
 /// kernel alone.
 pub fn unwatch(index: usize) {
     let Some((_, entry)) = table::watched(index) else { return };
-    let inode = entry.inode.load(Ordering::Relaxed);
-    let Some((fd, instance)) = table::unwatch(index) else { return };
     // If the slot belongs to a later connection by now, its receive ring stays as it is.
-    if let Some(slot) = control::area().and_then(|area| area.slot(index))
-        && slot.header().inode.load(Ordering::Acquire) == inode
-    {
-        direct::leave_slot(fd, slot);
-    }
+    let slot = control::area().and_then(|area| area.slot(index)).filter(|&slot| entry.is_watched_for(slot));
+    let Some((fd, instance)) = table::unwatch(index) else { return };
+    slot.iter().for_each(|&slot| direct::leave_slot(fd, slot));
     if let Some(instance) = instance::of(instance) {
         instance.stop_watching(1 << index);
     }
@@ -135,7 +131,7 @@ pub fn unwatch(index: usize) {
 /// Stops reporting events of `fd`, which the program has removed from the epoll instance `instance`. Keeps watching the
 /// registration, because many programs register the descriptor again.
 pub fn note_removed(entry: &Entry, instance: RawFd, fd: RawFd) {
-    if entry.inode.load(Ordering::Relaxed) != 0
+    if entry.is_watched()
         && let Some(index) = table::slot_of(fd)
         && let Some(instance) = instance::of(instance)
     {
@@ -148,7 +144,7 @@ pub fn note_removed(entry: &Entry, instance: RawFd, fd: RawFd) {
 pub fn forget_outdated(slot: Slot) {
     if let Some(index) = index_of(slot)
         && let Some((_, entry)) = table::watched(index)
-        && entry.inode.load(Ordering::Relaxed) != slot.header().inode.load(Ordering::Acquire)
+        && !entry.is_watched_for(slot)
     {
         unwatch(index);
     }

@@ -14,7 +14,7 @@
 use inlane_offload_protocol::slots::{SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The number of entries.
 const MOST: usize = 1 << 16;
@@ -36,11 +36,13 @@ pub struct Entry {
     /// [`REGISTERED`] and the events, or 0 if the program has removed the registration.
     pub wanted: AtomicU64,
     pub data: AtomicU64,
-    /// The inode of the connection whose events `ready` finds. 0 if it finds none, and while the fields above
-    /// get another registration. It identifies the connection, because numbers of descriptors and slots are
-    /// reused soon, but inodes of sockets only after 2^32 other sockets.
-    pub inode: AtomicU64,
+    /// The connection whose events `ready` finds: the inode of its socket, and above it the number of the watch, because a kept pair
+    /// has the same inode for its next connection. 0 if it finds none, and while the fields above get another registration.
+    watch: AtomicU64,
 }
+
+/// The number of watches.
+static WATCHES: AtomicU32 = AtomicU32::new(0);
 
 static ENTRIES: [Entry; MOST] = [const {
     Entry {
@@ -48,7 +50,7 @@ static ENTRIES: [Entry; MOST] = [const {
         instance: AtomicI32::new(0),
         wanted: AtomicU64::new(0),
         data: AtomicU64::new(0),
-        inode: AtomicU64::new(0),
+        watch: AtomicU64::new(0),
     }
 }; MOST];
 
@@ -86,7 +88,9 @@ pub fn slot_of(fd: RawFd) -> Option<usize> {
 /// connection. The slot has no other watched registration.
 pub fn watch(index: usize, fd: RawFd, entry: &Entry, inode: u64) {
     WATCHED[index].store(fd.saturating_add(1), Ordering::Relaxed);
-    entry.inode.store(inode, Ordering::Release);
+    let number = WATCHES.fetch_add(1, Ordering::Relaxed);
+    // Linux numbers sockets by 32 bits.
+    entry.watch.store(u64::from(number) << 32 | inode & u64::from(u32::MAX), Ordering::Release);
 }
 
 /// Ends the watch of the slot with number `index`. Returns its descriptor and epoll instance, or `None` if the slot
@@ -94,7 +98,7 @@ pub fn watch(index: usize, fd: RawFd, entry: &Entry, inode: u64) {
 pub fn unwatch(index: usize) -> Option<(RawFd, RawFd)> {
     let (fd, entry) = watched(index)?;
     let instance = entry.instance.load(Ordering::Relaxed);
-    entry.inode.store(0, Ordering::Relaxed);
+    entry.watch.store(0, Ordering::Relaxed);
     // Other fields may change after this. A reader that sees such a change then also sees the inode 0.
     fence(Ordering::Release);
     WATCHED[index].store(0, Ordering::Relaxed);
@@ -132,13 +136,28 @@ impl Entry {
     /// `slot`. Returns `None` if the entry holds no such registration.
     #[inline]
     pub fn watched_data(&self, instance: c_int, slot: Slot) -> Option<u64> {
-        let inode = self.inode.load(Ordering::Acquire);
+        let watch = self.watch.load(Ordering::Acquire);
         let same = self.instance.load(Ordering::Relaxed) == instance;
         let data = self.data.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        // A writer that changes the instance first sets the inode to 0, and inodes are not reused soon. If the inode
-        // is unchanged, no other thread has therefore changed the instance while it was read.
-        let whole = inode != 0 && inode == self.inode.load(Ordering::Relaxed);
-        (whole && same && inode == slot.header().inode.load(Ordering::Acquire)).then_some(data)
+        // A writer that changes the instance first sets the word to 0, and its next value has another number. If the word is unchanged,
+        // no other thread has therefore changed the instance while it was read.
+        let whole = watch != 0 && watch == self.watch.load(Ordering::Relaxed);
+        (whole && same && is_of_slot(watch, slot)).then_some(data)
     }
+
+    /// Returns true if the registration is watched.
+    pub fn is_watched(&self) -> bool {
+        self.watch.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns true if the registration is watched for the connection that uses `slot`.
+    pub fn is_watched_for(&self, slot: Slot) -> bool {
+        is_of_slot(self.watch.load(Ordering::Relaxed), slot)
+    }
+}
+
+/// Returns true if the word `watch` of an entry names the connection that uses `slot`.
+fn is_of_slot(watch: u64, slot: Slot) -> bool {
+    watch as u32 == slot.header().inode.load(Ordering::Acquire) as u32
 }

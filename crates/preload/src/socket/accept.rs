@@ -3,7 +3,7 @@
 use super::{Flags, name_of, relisten, waiting};
 use super::{addresses, note_connecting};
 use crate::convert::Conversion;
-use crate::direct::kept;
+use crate::direct::kept::{self, Found};
 use crate::{
     control, convert, datagram, direct, epoll, errno, fail, memory, real, set_errno, unconnected, wait,
 };
@@ -105,9 +105,11 @@ pub fn accept(
             _ => match SocketName::from_record(record) {
                 Some((name, tag, Some(index))) => {
                     waiting::note_received(fd, tag);
-                    match kept::accept(index, tag, flags & libc::SOCK_NONBLOCK != 0, close_on_exec != 0) {
-                        Some(connection) => break (connection, true),
-                        None => kept::refuse(&name),
+                    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+                    match kept::accept(index, tag, name.socket, nonblocking, close_on_exec != 0) {
+                        Found::Connection(connection) => break (connection, true),
+                        Found::Ended => {}
+                        Found::Missing => kept::refuse(&name),
                     }
                 }
                 // The message came without its file descriptor. Another thread has taken the last free descriptor
@@ -145,9 +147,9 @@ pub fn accept(
         }
         if keeps {
             // The pair may be kept for a connection with other addresses.
-            if kept::allow(connection, &accepted) {
+            if kept::allow(connection, &accepted, reused) {
                 bound.remote = None;
-            } else if reused {
+            } else if reused && direct::may_have_slot(connection) {
                 return Err(libc::ECONNABORTED);
             }
             if reused && (limited || !nonblocking) {

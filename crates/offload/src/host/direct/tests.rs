@@ -18,7 +18,7 @@ fn area() -> Arc<SharedArea> {
 
 fn connection_in(area: &Arc<SharedArea>, written: u64) -> Option<Direct> {
     let mut direct =
-        Direct::new(0, Polled::new(area, 0), Key::from_u64(3), (7, DEVICE), written, false, None)?;
+        Direct::new(0, Polled::new(area, 0), (Key::from_u64(3), 1), (7, DEVICE), written, false, None)?;
     direct.publish(written, RING as u64);
     Some(direct)
 }

@@ -70,6 +70,8 @@ struct Server {
     bench: Bench,
     area: Arc<SharedArea>,
     listener: OwnedFd,
+    /// The number of the connection that was accepted last, or whose record was read last.
+    accepted: u64,
     _client: Arc<Client>,
 }
 
@@ -92,7 +94,7 @@ impl Server {
         ask(Operation::Listen, Some(&listener));
         let area = lock(&client.area).clone().unwrap();
         area.area().from_start().store(1, Ordering::Relaxed);
-        Self { bench, area, listener, _client: client }
+        Self { bench, area, listener, accepted: 0, _client: client }
     }
 
     /// Returns the program's end of a client's connection, which has sent "x".
@@ -108,7 +110,9 @@ impl Server {
     fn accept(&mut self) -> (OwnedFd, Option<Slot>) {
         let mut record = [0; SOCKET_LEN];
         let end = pair::receive_descriptor(self.listener.as_raw_fd(), &mut record).unwrap().1.unwrap();
-        pair::set_name(&end, &SocketName::from_record(record).unwrap().0).unwrap();
+        let name = SocketName::from_record(record).unwrap().0;
+        pair::set_name(&end, &name).unwrap();
+        self.accepted = name.socket;
         let slot = self.area.area().find(rustix::fs::fstat(&end).unwrap().st_ino);
         (end, slot)
     }

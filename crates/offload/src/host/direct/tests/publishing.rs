@@ -38,7 +38,8 @@ impl Connection {
         let area = area();
         let stream = link.stream_mut(1);
         let (polled, key) = (Polled::new(&area, 0), Key::from_u64(3));
-        let mut direct = Direct::new(now, polled, key, (7, DEVICE), stream.written, false, None).unwrap();
+        let mut direct =
+            Direct::new(now, polled, (key, 1), (7, DEVICE), stream.written, false, None).unwrap();
         direct.offered = true;
         stream.replace_rings(direct.rings());
         let (slot, stored) = (direct.slot(), 1 << 40);

@@ -16,7 +16,7 @@ impl Server {
         self.turn();
         let (end, slot) = self.accept();
         let slot = slot.expect("the connection has a slot");
-        slot.life().accept();
+        assert!(slot.life().accept(self.accepted));
         (end, slot, client)
     }
 
@@ -35,7 +35,8 @@ impl Server {
     fn record(&mut self) -> Option<u8> {
         let mut record = [0; SOCKET_LEN];
         let (len, end) = pair::receive_descriptor(self.listener.as_raw_fd(), &mut record).unwrap();
-        let (_, tag, kept) = SocketName::from_record(record).unwrap();
+        let (name, tag, kept) = SocketName::from_record(record).unwrap();
+        self.accepted = name.socket;
         assert!(
             len == SOCKET_LEN && tag == self.area.area().records().tag && end.is_none() == kept.is_some()
         );
@@ -65,7 +66,7 @@ fn a_connection_gets_the_pair_of_one_that_the_program_closed_in_its_slot() {
     server.turn();
     assert_eq!(server.record(), Some(slot.header().number.load(Ordering::Relaxed) as u8));
     assert!(!slot.life().is_accepted());
-    slot.life().accept();
+    assert!(slot.life().accept(server.accepted));
     assert_eq!(slot.received().expect("the byte is in the ring").len, 1);
     server.close_in_slot(slot);
     server.end(client);
@@ -114,4 +115,26 @@ fn a_closed_listener_resets_connections_over_kept_pairs() {
         server.turn();
     }
     assert_eq!(end_of(&client), End::Failed(libc::ECONNRESET));
+}
+
+/// For example, another thread forks while the program closes the connection.
+#[test]
+fn a_kept_end_that_is_closed_at_once_ends_its_connection_and_frees_the_slot() {
+    let mut server = Server::new();
+    let (end, slot, client) = server.accept_first();
+    let received = slot.received().expect("the byte is in the ring");
+    assert!(slot.receive().take(received, received.len));
+    let claim = slot.send().claim().expect("no thread sends");
+    assert!(slot.send().end(claim) && slot.life().close() && slot.life().end());
+    drop(end);
+    server.turn();
+    assert!(
+        pair::receive(client.as_raw_fd(), &mut [0; 8]).is_ok_and(|len| len == 0),
+        "the client sees the end"
+    );
+    server.end(client);
+    let _client = server.connect();
+    server.turn();
+    let (_end, next) = server.accept();
+    assert_eq!(next.expect("the connection has a slot").as_ptr(), slot.as_ptr());
 }

@@ -42,7 +42,7 @@ impl Connection {
         let Pair::Stream(pair) = &mut attachment.pair else { unreachable!() };
         let area = SharedArea::new(1, 0, stream.send.capacity()).unwrap().0;
         let direct =
-            Direct::new(0, Polled::new(&Arc::new(area), 0), key, (7, 8), stream.written, false, None)
+            Direct::new(0, Polled::new(&Arc::new(area), 0), (key, 1), (7, 8), stream.written, false, None)
                 .unwrap();
         stream.replace_rings(direct.rings());
         let slot = direct.slot();
@@ -153,7 +153,8 @@ fn bytes_move_with_the_rings_into_a_slot() {
         unreachable!()
     };
     let area = Arc::new(SharedArea::new(1, 0, stream.send.capacity()).unwrap().0);
-    let mut direct = Direct::new(0, Polled::new(&area, 0), key, (7, 8), stream.written, false, None).unwrap();
+    let mut direct =
+        Direct::new(0, Polled::new(&area, 0), (key, 1), (7, 8), stream.written, false, None).unwrap();
     stream.replace_rings(direct.rings());
     direct.publish(stream.connection.acknowledged(), stream.send.capacity() as u64);
     assert_eq!(direct.slot().room(direct.slot().send().next().unwrap()), stream.send.capacity() - 11);
