@@ -8,7 +8,9 @@
  *     ssize_t len = recv(socket, buffer, 1 << 20, 0);
  *     inlane_offload_buffer_free(buffer);
  *
- * Allocate buffers once and reuse them. A forked child shares the buffers with its parent, as with MAP_SHARED of mmap(2).
+ * Allocate buffers once and reuse them. If several threads use parts of one buffer, let each part begin at a multiple of 4096 bytes,
+ * because the library replaces whole pages if the engine is stopped while it writes.
+ * A forked child shares the buffers with its parent, as with MAP_SHARED of mmap(2).
  * After a restart of the engine, nothing is placed into the buffers. A peer's engine that may store into this host's memory
  * can also read them. */
 #ifndef INLANE_OFFLOAD_H

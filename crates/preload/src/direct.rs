@@ -272,9 +272,13 @@ extern "C" fn note_fork() {
     post::await_end();
 }
 
+extern "C" fn note_forked() {
+    post::forget_in_child();
+}
+
 /// Lets [`note_fork`] run before each fork.
 pub fn watch_forks() {
-    real::at_fork(Some(note_fork), None);
+    real::at_fork(Some(note_fork), Some(note_forked));
 }
 
 /// A use of a connection with a slot in the kernel. Create it before the system call, and drop it after that.

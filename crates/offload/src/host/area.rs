@@ -177,8 +177,15 @@ impl SharedArea {
                 continue;
             }
             match (self.take_pair(index), self.area().slot(index)) {
-                (Some(pair), Some(slot)) if fits(&pair) && slot.life().reuse(id) => {
-                    return Some((index, pair));
+                (Some(pair), Some(slot)) if fits(&pair) => {
+                    // The program closes kept ends whose slot has another inode.
+                    slot.header().inode.store(pair.inode(), Ordering::Release);
+                    if slot.life().reuse(id) {
+                        return Some((index, pair));
+                    }
+                    slot.header().inode.store(0, Ordering::Relaxed);
+                    drop(pair);
+                    self.release(index, false);
                 }
                 _ => self.release(index, false),
             }

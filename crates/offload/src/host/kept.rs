@@ -37,6 +37,13 @@ pub(super) struct KeptPair {
     closer: Arc<UserCloser>,
 }
 
+impl KeptPair {
+    /// Returns the inode of the program's end.
+    pub(super) fn inode(&self) -> u64 {
+        self.inode.0
+    }
+}
+
 impl fmt::Debug for KeptPair {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("KeptPair").field("end", &self.end).finish_non_exhaustive()

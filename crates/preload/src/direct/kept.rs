@@ -138,7 +138,9 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
     {
         return false;
     }
-    adopt_area(slot, index);
+    if !adopt_area(slot, index) {
+        return false;
+    }
     let Some((parked, inode)) = park(fd, slot, index) else { return false };
     let closing = direct::closing(fd);
     // SAFETY: has no preconditions. The program closes `fd`.
@@ -184,13 +186,23 @@ fn park(fd: RawFd, slot: Slot, index: usize) -> Option<(RawFd, u64)> {
     (parked >= 0).then_some((parked, inode.0))
 }
 
-/// Closes all kept ends of another area than that of `slot`, which has the number `index`.
-fn adopt_area(slot: Slot, index: usize) {
+/// Closes all kept ends of another area than that of `slot`, which has the number `index`. Returns false if another thread does that now.
+fn adopt_area(slot: Slot, index: usize) -> bool {
+    let changing = std::ptr::dangling_mut();
     let area = control::area().and_then(|area| area.slot(0)).map_or(std::ptr::null_mut(), Slot::as_ptr);
     debug_assert!(index > 0 || area == slot.as_ptr());
-    if AREA.load(Ordering::Relaxed) != area && AREA.swap(area, Ordering::Relaxed) != area {
-        close_all();
+    let known = AREA.load(Ordering::Acquire);
+    if known == area {
+        return true;
     }
+    if known == changing
+        || AREA.compare_exchange(known, changing, Ordering::SeqCst, Ordering::Relaxed).is_err()
+    {
+        return false;
+    }
+    close_all();
+    AREA.store(area, Ordering::Release);
+    true
 }
 
 fn close_parked(fd: RawFd) {
@@ -245,7 +257,7 @@ pub fn accept(index: u8, tag: u8, id: u64, nonblocking: bool, close_on_exec: boo
     let Some((slot, first)) = area.and_then(|area| Some((area.slot(index)?, area.slot(0)?))) else {
         return Found::Missing;
     };
-    let Some(place) = PARKED.get(index).filter(|_| first.as_ptr() == AREA.load(Ordering::Relaxed)) else {
+    let Some(place) = PARKED.get(index).filter(|_| first.as_ptr() == AREA.load(Ordering::Acquire)) else {
         return Found::Missing;
     };
     let parked = place.load(Ordering::SeqCst) - 1;

@@ -35,6 +35,11 @@ pub(super) fn await_end() {
     }
 }
 
+/// Forgets the buffers that other threads of the parent have posted, in a new process.
+pub(super) fn forget_in_child() {
+    POSTS.store(0, Ordering::SeqCst);
+}
+
 /// A receive that may post its buffer.
 pub(super) struct Receive<'a> {
     pub fd: RawFd,
@@ -137,18 +142,15 @@ impl Receive<'_> {
                 return placed;
             }
             if now_ns() >= limit {
-                // Nobody writes after the end of the engine.
+                // Nobody writes after the end of the engine, so without memory for a copy, the buffer can stay as it is.
                 let has_ended = is_hung_up(self.fd) && !is_alive(self.slot);
                 let seize = || self.slot.post().seize(posted);
-                let seized = match has_ended {
-                    true => seize(),
-                    false => buffers::detach(self.buffer, self.len, || {
-                        let placed = seize()?;
-                        self.await_others();
-                        Some(placed)
-                    }),
-                };
-                if let Some(placed) = seized {
+                let detached = buffers::detach(self.buffer, self.len, || {
+                    let placed = seize()?;
+                    self.await_others();
+                    Some(placed)
+                });
+                if let Some(placed) = detached.or_else(|| has_ended.then(seize)?) {
                     return placed;
                 }
             }

@@ -2,11 +2,12 @@
 
 use super::post::WHOLE_NS;
 use super::receive::receive_from;
-use super::{buffers, entry, leave, now_ns, slot};
+use super::{buffers, entry, leave, now_ns, slot, using_for};
 use crate::signals::BlockedSignals;
 use crate::{errno, fail, real, set_errno, socket};
 use libc::{c_void, ssize_t};
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 
 /// Implements recv(2) with MSG_WAITALL: receives through shared memory as long as bytes arrive, and the rest through the kernel.
 /// Returns `None` if the caller must receive all bytes through the kernel.
@@ -16,7 +17,7 @@ use std::os::fd::RawFd;
 /// # Safety
 /// `buffer` points to `len` writable bytes.
 pub unsafe fn receive_whole(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
-    if !buffers::are_used() {
+    if len == 0 || !buffers::are_used() {
         return None;
     }
     let (slot, entry) = (slot(fd)?, entry(fd)?);
@@ -28,10 +29,13 @@ pub unsafe fn receive_whole(fd: RawFd, buffer: *mut c_void, len: usize) -> Optio
     if limited {
         return None;
     }
+    // Another thread may close the descriptor between two parts. Its number may then be that of another connection.
+    let changes = entry.changes.load(Ordering::SeqCst);
+    let is_same = || entry.changes.load(Ordering::SeqCst) == changes;
     let (mut signals, mut blocked_at) = (BlockedSignals::new(), now_ns());
     let mut total = 0;
     let mut ended = false;
-    while total < len && !ended {
+    while total < len && !ended && is_same() {
         // SAFETY: the rest of the program's buffer.
         let part = unsafe { receive_from(fd, entry, slot, buffer.byte_add(total), len - total, true) };
         match part {
@@ -56,14 +60,15 @@ pub unsafe fn receive_whole(fd: RawFd, buffer: *mut c_void, len: usize) -> Optio
     }
     let interrupts = signals.release(total < len);
     set_errno(before);
-    if total < len && ended && !interrupts {
+    if total < len && ended && !interrupts && is_same() {
         if total == 0 {
             return None;
         }
         leave(fd);
+        let (rest, left) = (buffer.wrapping_byte_add(total), len - total);
         // SAFETY: the rest of the program's buffer.
-        let rest = unsafe { real::recv(fd, buffer.byte_add(total), len - total, libc::MSG_WAITALL) };
-        total += rest.max(0) as usize;
+        let more = using_for(fd, || unsafe { real::recv(fd, rest, left, libc::MSG_WAITALL) });
+        total += more.max(0) as usize;
         set_errno(before);
     }
     Some(if total > 0 { total as ssize_t } else { fail(libc::EINTR) })
