@@ -38,7 +38,7 @@ test: ## install what tests need and run every check (about 15 minutes on two co
 	@packaging/test
 
 test-all: ## run every check at its full length, also random input and advisories about dependencies (about 40 minutes)
-	@packaging/setup test
+	@packaging/setup test-all
 	@packaging/test --all
 
 test-programs: ## run unmodified servers and clients on the offload engine, check their results (PROGRAMS='nginx socat')
