@@ -5,7 +5,9 @@ mod posted;
 mod stores;
 
 use super::*;
+use crate::host::memory::allocate_ring;
 use crate::stack::rdma::RdmaCounters;
+use inlane_offload_protocol::slots::Area;
 use inlane_tcp::EndReason;
 use inlane_wire::{ethernet, ipv4, roce, tcp, udp};
 
@@ -19,6 +21,15 @@ fn counters(world: &World) -> [RdmaCounters; 2] {
 
 fn data(len: u32) -> Vec<u8> {
     (0..len).map(|number| (number % 251) as u8).collect()
+}
+
+/// Returns the memory of an area whose rings have `len` bytes, and the area. Keep the memory while the area is used.
+fn new_area(len: usize) -> (Region, Area) {
+    let memory = allocate_ring(Area::len(len).unwrap()).unwrap();
+    // SAFETY: the caller keeps the memory.
+    let area = unsafe { Area::new(NonNull::new(memory.as_ptr()).unwrap(), len) };
+    area.initialise(1);
+    (memory, area)
 }
 
 /// Returns true if a frame is an RDMA packet.

@@ -4,8 +4,7 @@ use super::*;
 use crate::stack::posted::PostedBuffers;
 use crate::stack::ring::{ByteRing, Span};
 use crate::stack::stream::Stream;
-use inlane_core::region::Region;
-use inlane_offload_protocol::slots::{Area, POSITION, Posted, Slot};
+use inlane_offload_protocol::slots::{POSITION, Posted, Slot};
 
 const BUFFER: usize = 16384;
 const POISON: u8 = 0xa5;
@@ -17,6 +16,7 @@ struct Receiving {
     link: Link,
     area: Area,
     slot: Slot,
+    /// The part of the arena that is used. It keeps the memory of the area.
     arena: Region,
     /// The index of the byte at position 0 of the receive ring.
     base: u64,
@@ -32,13 +32,9 @@ impl Receiving {
         while link.server.is_none() {
             link.step(&mut |_| 1);
         }
-        let memory = Region::host(Area::len(BUFFER).unwrap()).unwrap();
-        let start = NonNull::new(memory.as_ptr()).unwrap();
-        // SAFETY: the rings keep the memory, and the test keeps the rings.
-        let area = unsafe { Area::new(start, BUFFER) };
-        area.initialise(0);
+        let (memory, area) = new_area(BUFFER);
         let slot = area.slot(3).unwrap();
-        let offset = |at: *mut u8| at as usize - start.as_ptr() as usize;
+        let offset = |at: *mut u8| at as usize - memory.as_ptr() as usize;
         let rings = slot.rings();
         let part = |at, len| memory.slice(at, len).unwrap();
         let arena = part(offset(area.arena()), ARENA);

@@ -3,8 +3,7 @@
 use super::*;
 use crate::stack::rdma::{OwnRing, PeerRing};
 use crate::stack::ring::ByteRing;
-use inlane_core::region::Region;
-use inlane_offload_protocol::slots::{Area, Slot};
+use inlane_offload_protocol::slots::Slot;
 use std::sync::atomic::Ordering;
 
 const BUFFER: usize = 16384;
@@ -35,13 +34,9 @@ impl Stored {
         while link.server.is_none() {
             link.step(&mut |_| 1);
         }
-        let memory = Region::host(Area::len(BUFFER).unwrap()).unwrap();
-        let start = NonNull::new(memory.as_ptr()).unwrap();
-        // SAFETY: the result keeps the memory.
-        let area = unsafe { Area::new(start, BUFFER) };
-        area.initialise(1);
+        let (memory, area) = new_area(BUFFER);
         let slot = area.slot(3).unwrap();
-        let offset = slot.rings() as usize - start.as_ptr() as usize;
+        let offset = slot.rings() as usize - memory.as_ptr() as usize;
         let rings = [0, 1].map(|n| ByteRing::shared(memory.slice(offset + n * BUFFER, BUFFER).unwrap()));
         let mut stored = Self { link, area, slot, _memory: memory, shared: 0 };
         stored.stream(1).replace_rings(rings);
