@@ -78,6 +78,7 @@ pub fn accept(
         }
         libc::close(free);
     }
+    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut record = [0; SOCKET_LEN];
     let mut waits = name.kind.is_stand_in();
@@ -105,7 +106,6 @@ pub fn accept(
             _ => match SocketName::from_record(record) {
                 Some((name, tag, Some(index))) => {
                     waiting::note_received(fd, tag);
-                    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
                     match kept::accept(index, tag, name.socket, nonblocking, close_on_exec != 0) {
                         Found::Connection(connection) => break (connection, true),
                         Found::Ended => {}
@@ -129,7 +129,6 @@ pub fn accept(
     if limited {
         convert::copy_timeouts(fd, connection);
     }
-    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     if nonblocking && !reused {
         // SAFETY: the descriptor was just received.
         unsafe { libc::fcntl(connection, libc::F_SETFL, libc::O_NONBLOCK) };
