@@ -1,13 +1,10 @@
 //! Tests the DH-HMAC-CHAP authentication against hostile peers, and the reader of secrets files. Arbitrary
 //! messages reach both sides of an authentication. A peer without the secret must never be authenticated.
 
-#![no_main]
-
 use inlane_nvme::authentication::{
     AuthenticationMessage, ControllerSide, Credentials, Group, Hash, HostSide, MAX_MESSAGE, Names, Progress,
     Secret, SecretsFile,
 };
-use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
 
 /// Returns random secrets, the same ones in each call. The fuzzed input cannot contain them by chance.
@@ -17,7 +14,7 @@ fn credentials() -> Arc<Credentials> {
     SHARED.get_or_init(|| Arc::new(Credentials { host: secret(), target: Some(secret()) })).clone()
 }
 
-fuzz_target!(|input: &[u8]| {
+pub fn run(input: &[u8]) {
     let [mode, rest @ ..] = input else { return };
     let names = Names { host: "nqn.2026-11.a:host".into(), subsystem: "nqn.2026-11.a:target".into() };
     let credentials = credentials();
@@ -70,4 +67,4 @@ fuzz_target!(|input: &[u8]| {
             }
         }
     }
-});
+}

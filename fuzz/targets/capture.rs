@@ -2,11 +2,8 @@
 //! reader must return the same packets and the same error. It must never return more bytes than the input
 //! has.
 
-#![no_main]
-
 use inlane_core::{Error, Result};
 use inlane_ports::pcap::reader::CaptureReader;
-use libfuzzer_sys::fuzz_target;
 use std::io::{ErrorKind, Read};
 
 /// An input that returns a few bytes with each successful read. Every other read reports that no bytes are
@@ -59,8 +56,8 @@ fn read(bytes: &[u8], max_piece: usize) -> Content {
     (packets, error)
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let (packets, error) = read(bytes, usize::MAX);
     assert!(packets.iter().map(|packet| packet.3.len()).sum::<usize>() <= bytes.len());
     assert_eq!(read(bytes, 1 + bytes.len() % 13), (packets, error));
-});
+}

@@ -8,22 +8,15 @@
 //! The input is a list of operations. Frames go to existing flows of the engine. They have valid checksums,
 //! and numbers near those of the engine's last segments, because the engine drops other frames early.
 
-#![no_main]
-
-#[path = "engine/input.rs"]
 mod input;
-#[path = "engine/packets.rs"]
 mod packets;
-#[path = "engine/programs.rs"]
 mod programs;
-#[path = "engine/world.rs"]
 mod world;
 
 use inlane_offload::stepped::HeldResources;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_wire::ethernet::Mac;
 use input::Input;
-use libfuzzer_sys::fuzz_target;
 use programs::{Program, path, send};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
@@ -48,7 +41,7 @@ pub(crate) const MOST_DEADLINES: usize = 200;
 pub(crate) const MILLISECOND: u64 = 1_000_000;
 pub(crate) const HONEST: &[u8] = b"data of an honest program";
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let mut input = Input(bytes);
     let choices = input.byte();
     let mut world = World::new(choices);
@@ -115,4 +108,4 @@ fuzz_target!(|bytes: &[u8]| {
         world.advance(60_000 * MILLISECOND);
     }
     assert_eq!(world.engine.held(), HeldResources::default(), "something is left");
-});
+}

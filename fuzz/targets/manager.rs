@@ -1,9 +1,6 @@
 //! Answers a client of PMI-1 with arbitrary bytes. The client must return a value or an error.
 
-#![no_main]
-
 use inlane_pgas::launch::manager::{ProcessManager, pmi::Pmi};
-use libfuzzer_sys::fuzz_target;
 use std::io::{Cursor, Read, Write};
 
 /// A connection to a process manager. The manager answers with the fuzzer's bytes and ignores all requests.
@@ -25,8 +22,8 @@ impl Write for Manager<'_> {
     }
 }
 
-fuzz_target!(|answers: &[u8]| {
+pub fn run(answers: &[u8]) {
     if let Ok(mut manager) = Pmi::over(Manager(Cursor::new(answers)), 0, 2) {
         let _ = (manager.put("key", "text"), manager.fence(), manager.get(1, "key"), manager.finish());
     }
-});
+}

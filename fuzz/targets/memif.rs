@@ -2,12 +2,9 @@
 //! any message while the port receives and sends. The port must neither panic nor hang, and must access no byte outside its
 //! memory.
 
-#![no_main]
-
 use inlane_core::packet::{HeapPool, Packet, Pool};
 use inlane_core::port::{Port, Reservation, Rx, Tx};
 use inlane_ports::memif::{Memif, MemifSettings};
-use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -204,7 +201,7 @@ impl Honest {
                     // SAFETY: the queue guarantees the frame during this call.
                     sum +=
                         (0..len).map(|at| u64::from(unsafe { address.add(at).read_volatile() })).sum::<u64>();
-                    argument % 3 != 0 || !sum.is_multiple_of(5)
+                    !argument.is_multiple_of(3) || !sum.is_multiple_of(5)
                 });
             }
             2 => {
@@ -226,7 +223,7 @@ impl Honest {
                     assert!(shared.iter().any(|region| region.start <= start && start + len <= region.end));
                     // SAFETY: the queue has reserved this memory.
                     unsafe { memory.as_ptr().write_bytes(argument as u8, len) };
-                    if argument % 7 != 0 {
+                    if !argument.is_multiple_of(7) {
                         tx.commit();
                     }
                 }
@@ -240,7 +237,7 @@ impl Honest {
     }
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let mut input = Input(bytes.iter());
     let server = input.byte() % 2 == 0;
     let kind = SocketType::SEQPACKET;
@@ -303,4 +300,4 @@ fuzz_target!(|bytes: &[u8]| {
     let pool = honest.pool.clone();
     drop((honest, port));
     assert_eq!(pool.outstanding(), 0);
-});
+}

@@ -1,12 +1,10 @@
 //! Solves arbitrary text as a model file. The first line may be a setting. Each text must be refused, or lead to
 //! finite rates that fit into the resources. Margins must not fail.
 
-#![no_main]
-
 use inlane_model::{Error, Model};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| {
+pub fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
     let (setting, file) = match text.split_once('\n') {
         Some((setting, file)) if setting.starts_with("# set ") => (vec![setting[6..].to_string()], file),
         _ => (Vec::new(), text),
@@ -35,4 +33,4 @@ fuzz_target!(|text: &str| {
         }
         Err(error) => panic!("{error}: an error without a place"),
     }
-});
+}

@@ -2,12 +2,9 @@
 //! in flight. The initiator must refuse what violates the protocol, return every buffer, and complete no read
 //! whose data is missing.
 
-#![no_main]
-
 use inlane_nvme::initiator::{Buffer, HostConnection, Submission};
 use inlane_nvme::wire::command::{Command, Completion, Sgl, Status, io};
 use inlane_nvme::wire::pdu::{self, Digests, Kind, MAX_HEADER, Pdu};
-use libfuzzer_sys::fuzz_target;
 use std::io::IoSlice;
 
 const BYTES: usize = 8192;
@@ -61,7 +58,7 @@ fn encode<T: zerocopy::IntoBytes + zerocopy::Immutable + zerocopy::Unaligned>(
     bytes
 }
 
-fuzz_target!(|input: &[u8]| {
+pub fn run(input: &[u8]) {
     let [mode, part, rest @ ..] = input else { return };
     let digests = Digests { header: mode & 1 != 0, data: mode & 2 != 0 };
     let part = usize::from(*part) * 8 + 1;
@@ -151,4 +148,4 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     assert_eq!(returned, cids.len(), "a buffer was lost");
-});
+}

@@ -2,8 +2,6 @@
 //! bytes, or well-formed command capsules with arbitrary fields. The target must answer with well-formed
 //! PDUs. It must not stop, and must not access a byte outside the namespace.
 
-#![no_main]
-
 use inlane_nvme::namespace::Namespace;
 use inlane_nvme::target::buffer::Pool;
 use inlane_nvme::target::connection::{Setup, TargetConnection};
@@ -13,7 +11,6 @@ use inlane_nvme::target::storage;
 use inlane_nvme::target::subsystem::{Definition, Limits, Subsystem};
 use inlane_nvme::wire::command::{Command, ConnectData, Sgl, admin, cc, connect, feature, io, property};
 use inlane_nvme::wire::pdu::{Digests, Header, Kind, Layout, MAX_HEADER, Pdu, Rules, Sender, digest, encode};
-use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -131,7 +128,7 @@ fn subsystem() -> Arc<Subsystem> {
     SHARED.get_or_init(make).clone()
 }
 
-fuzz_target!(|data: &[u8]| {
+pub fn run(data: &[u8]) {
     let [mode, data @ ..] = data else { return };
     let digests = Digests { header: mode & 1 != 0, data: mode & 2 != 0 };
     let (subsystem, pool) = (subsystem(), Pool::new(4 << 20));
@@ -201,4 +198,4 @@ fuzz_target!(|data: &[u8]| {
     admin.connection.disconnected();
     queue.connection.disconnected();
     inbox.take();
-});
+}

@@ -2,18 +2,15 @@
 //! messages, records, headers of datagrams, addresses, rules and words of shared memory. If a value is
 //! decoded, encoding it and decoding it again must return the same value.
 
-#![no_main]
-
 use inlane_offload_protocol::datagram::{self, Header};
 use inlane_offload_protocol::message::{Message, read_options};
 use inlane_offload_protocol::name::SocketName;
 use inlane_offload_protocol::rules::{Rule, Use, decide};
 use inlane_offload_protocol::slots::{POSITION, ReceiveRing, SendRing};
 use inlane_offload_protocol::{address, message};
-use libfuzzer_sys::fuzz_target;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let mut whole = bytes.to_vec();
     whole.resize(message::LEN, 0);
     for bytes in [bytes, &whole] {
@@ -45,9 +42,9 @@ fuzz_target!(|bytes: &[u8]| {
             let printed = rule.to_string();
             assert_eq!(Rule::parse(&printed), Some(rule));
         }
-        let _ = decide(text, "program", bytes.len() % 2 == 0, [10, 0, 0, 1].into(), 80, Use::Listen);
+        let _ = decide(text, "program", bytes.len().is_multiple_of(2), [10, 0, 0, 1].into(), 80, Use::Listen);
     }
-});
+}
 
 /// Runs the engine's operations on words of shared memory that a hostile program may have written.
 fn shared_words(bytes: &[u8]) {

@@ -1,8 +1,6 @@
 //! A hostile peer. It completes the handshake over the twin. Then it writes arbitrary requests and words into
 //! its inbox in the memory of the honest side. The honest side must answer or refuse each request.
 
-#![no_main]
-
 use inlane_ntb::device::Ntb;
 use inlane_ntb::fault::Faults;
 use inlane_ntb::handshake::protocol::{Handshake, ROW, ScratchpadRow};
@@ -12,7 +10,6 @@ use inlane_ntb::window::Window;
 use inlane_pgas::transport::Transport;
 use inlane_pgas::transport::windows::layout::{Layout, MAGIC};
 use inlane_pgas::transport::windows::{Settings, Windows};
-use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -51,7 +48,7 @@ fn connect() -> Pair {
     Pair { honest, hostile, window, layout, tag: u64::from(tag), next: Mutex::new(1), _hub: hub }
 }
 
-fuzz_target!(|data: &[u8]| {
+pub fn run(data: &[u8]) {
     static PAIR: OnceLock<Pair> = OnceLock::new();
     let pair = PAIR.get_or_init(connect);
     let mut words = data.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
@@ -96,4 +93,4 @@ fuzz_target!(|data: &[u8]| {
         }
         *next += 1;
     }
-});
+}

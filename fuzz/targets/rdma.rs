@@ -1,11 +1,8 @@
 //! Drives an RDMA connection with arbitrary packets, timers and application calls. Nothing may panic or loop.
 //! Nothing may be written outside the receive ring.
 
-#![no_main]
-
 use inlane_rdma::*;
 use inlane_wire::roce::{self, Bth, ImmDt, Reth, opcode};
-use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
@@ -47,7 +44,7 @@ fn grants(message: &[u8]) -> Vec<(u32, u64)> {
     body[28 + words * 8..].chunks_exact(20).take(count).map(grant).collect()
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let mut input = Input(bytes);
     let config =
         Config { send_capacity: CAPACITY, receive_capacity: CAPACITY, payload: 256, ..Config::default() };
@@ -140,4 +137,4 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(connection.acknowledged() <= written);
         assert!(connection.received() <= memory.consumed + CAPACITY as u64);
     }
-});
+}

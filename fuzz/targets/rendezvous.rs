@@ -2,14 +2,11 @@
 //! and addresses. Each decoder must return a value or refuse the bytes. If a decoded frame or card is
 //! encoded, the result must be the same bytes. An address must not change if it is encoded and decoded again.
 
-#![no_main]
-
 use inlane_pgas::launch::Invitation;
 use inlane_pgas::transport::rendezvous::{Frame, Meeting, Meetings};
 use inlane_pgas::transport::ucx::card::Card;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let Some((kind, payload)) = bytes.split_first() else { return };
     if let Some(frame) = Frame::decode(*kind, payload) {
         assert_eq!(&frame.encode()[4..], bytes);
@@ -31,4 +28,4 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(invitation) = text.parse::<Invitation>() {
         assert_eq!(invitation.to_string().parse::<Invitation>().unwrap(), invitation);
     }
-});
+}

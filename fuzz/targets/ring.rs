@@ -5,19 +5,16 @@
 //! If the consumer completes an item by the protocol, the item must come back. This holds whatever the
 //! consumer wrote before.
 
-#![no_main]
-
 use inlane_core::Region;
 use inlane_core::packet::Packet;
 use inlane_core::ring::{Ring, apply_verdicts, lap_of, layout};
-use libfuzzer_sys::fuzz_target;
 use std::collections::VecDeque;
 
 const SLOTS: usize = 4;
 const BURST: usize = 3;
 const ROOM: u32 = 2048;
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let submit = Region::host(layout::submit_bytes(SLOTS, BURST)).unwrap();
     let complete = Region::host(layout::complete_bytes(SLOTS, BURST)).unwrap();
     let hostile = complete.clone();
@@ -90,4 +87,4 @@ fuzz_target!(|bytes: &[u8]| {
         );
     }
     assert!(dispatcher.poll().is_none());
-});
+}

@@ -2,10 +2,7 @@
 //! panic or loop, the connection's indices into its streams must stay in order, and nothing may be written
 //! outside the receive ring.
 
-#![no_main]
-
 use inlane_tcp::*;
-use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: u32 = 4096;
 
@@ -49,7 +46,7 @@ impl Input<'_> {
     }
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     let mut input = Input(bytes);
     let choices = input.byte();
     let config = Config {
@@ -163,4 +160,4 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(connection.received() <= ring.consumed + CAPACITY as u64);
         assert!(connection.in_flight() <= CAPACITY as u64 + 1);
     }
-});
+}

@@ -1,12 +1,10 @@
 //! Parses arbitrary text as a quantity. Each text must be refused or parsed. If a parsed size is printed as a
 //! number, that number must parse to the same size.
 
-#![no_main]
-
 use inlane_core::units::*;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| {
+pub fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
     if let Ok(size) = parse_size(text) {
         assert_eq!(parse_size(&format!("{size}B")).unwrap() as f64, size as f64);
         let _ = bytes(size);
@@ -18,4 +16,4 @@ fuzz_target!(|text: &str| {
         let _ = nanoseconds(time.as_nanos() as f64);
     }
     let _ = text.parse::<inlane_core::CompletionMode>();
-});
+}

@@ -1,10 +1,7 @@
 //! Reads arbitrary bytes as each kind of header. Nothing may panic. Payloads must stay inside the buffer. A
 //! field that was written must read back as written.
 
-#![no_main]
-
 use inlane_wire::*;
-use libfuzzer_sys::fuzz_target;
 
 fn inside(whole: &[u8], part: &[u8]) {
     let (whole, part) = (whole.as_ptr_range(), part.as_ptr_range());
@@ -81,7 +78,7 @@ fn write(bytes: &mut [u8]) {
     }
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub fn run(bytes: &[u8]) {
     read(bytes);
     write(&mut bytes.to_vec());
-});
+}

@@ -1,9 +1,9 @@
 //! Builds frames of all kinds and passes them to the engine: TCP segments of its flows, datagrams, fragments,
 //! ICMP, ARP and neighbour discovery.
 
-use crate::input::Input;
-use crate::world::{Flow, World};
-use crate::{MAC, OURS, PEER, PEER_MAC};
+use super::input::Input;
+use super::world::{Flow, World};
+use super::{MAC, OURS, PEER, PEER_MAC};
 use inlane_wire::checksum::{self, Sum};
 use inlane_wire::ethernet::{self, Frame, Mac};
 use inlane_wire::{arp, icmp, ipv4, ipv6, ndp, tcp, udp};

@@ -1,9 +1,9 @@
 //! The two programs that use the engine under test: a hostile and an honest one. This module makes their
 //! requests and uses their sockets.
 
-use crate::input::Input;
-use crate::world::World;
-use crate::{HONEST, MOST_ENDS};
+use super::input::Input;
+use super::world::World;
+use super::{HONEST, MOST_ENDS};
 use inlane_offload_protocol::message::{self, Message, Operation, write_options};
 use inlane_offload_protocol::name::SOCKET_LEN;
 use rustix::net::{

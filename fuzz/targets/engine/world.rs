@@ -1,7 +1,7 @@
 //! The engine with its simulated clock, and the TCP flows between the engine and its simulated peer.
 
-use crate::programs::{Program, path};
-use crate::{MAC, MILLISECOND, MOST_DEADLINES, PEER, PEER_MAC, SOCKETS};
+use super::programs::{Program, path};
+use super::{MAC, MILLISECOND, MOST_DEADLINES, PEER, PEER_MAC, SOCKETS};
 use inlane_offload::stepped::Stepped;
 use inlane_offload::{Settings, Transport};
 use inlane_offload_protocol::rules::Prefix;

@@ -232,7 +232,6 @@ impl Memif {
     ///
     /// # Errors
     /// Why the handshake failed.
-    #[cfg(any(test, fuzzing))]
     pub fn configure_over(
         &mut self,
         socket: OwnedFd,
