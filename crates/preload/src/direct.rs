@@ -17,7 +17,7 @@ mod whole;
 
 pub use from_start::{expect_slot, expect_slot_of_accepted, find_slot};
 use leave::is_polled_readable;
-pub use leave::{ask, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
+pub use leave::{ask, has_end, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
 pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
 pub use whole::receive_whole;

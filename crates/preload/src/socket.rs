@@ -137,10 +137,13 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
     }
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
         Flags::set(fd, Flags::READ_SHUT);
-        direct::leave(fd);
     }
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         direct::shut(fd);
+    }
+    // The pair must hang up if both directions have ended.
+    if how != libc::SHUT_WR || direct::has_end(fd) {
+        direct::leave(fd);
     }
     // SAFETY: has no preconditions.
     unsafe { real::shutdown(fd, how) }
@@ -151,7 +154,9 @@ pub fn shutdown(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
 /// unchanged.
 fn has_finished(fd: RawFd) -> bool {
     let before = errno();
-    let finished = wait::is_offloaded(fd) && End::of(fd, real::ASKING) == End::Finished;
+    // Look at shared memory first: the engine removes the end from there once the pair has it.
+    let finished =
+        wait::is_offloaded(fd) && (direct::has_end(fd) || End::of(fd, real::ASKING) == End::Finished);
     set_errno(before);
     finished
 }

@@ -100,6 +100,28 @@ def many(server, number):
         ends(client)
 
 
+def finished(server, number):
+    """The client closes first. The server, which polls, finds the end in shared memory, so the pair is kept."""
+    client, fd = server.connection()
+    epoll = select.epoll()
+    epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
+    client.sendall(b"x" * (number % 3 + 1))
+    client.close()
+    got, events = b"", 0
+    while not events & select.EPOLLRDHUP:
+        assert time.monotonic() < END
+        events = dict(epoll.poll(20)).get(fd, 0)
+    while len(got) < number % 3 + 1:
+        got += receive(fd)
+    if number % 4 == 3:
+        time.sleep(0.002)
+        assert epoll.poll(20) == [(fd, select.EPOLLIN | select.EPOLLRDHUP)]
+    for _ in range(number % 3 + 1):
+        assert os.read(fd, 5) == b""
+    os.close(fd)
+    epoll.close()
+
+
 def orders(server, number):
     """The client finishes first, sends late, or is reset by unread bytes, a duplicate lives longer, or two epoll instances watch."""
     simple(server, number)
@@ -288,6 +310,7 @@ second.before = server
 until(second, 40, reset)
 second.listener.close()
 until(server, 20, many)
+until(server, 40, finished)
 until(server, 32, orders)
 before = len(os.listdir("/proc/self/fd"))
 for number in range(200):

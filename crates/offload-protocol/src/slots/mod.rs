@@ -78,7 +78,8 @@
 //!
 //! The engine opens the ring only if the pair is empty. From then on it only counts up the filled position, and the
 //! program takes bytes in parts of any size. When the engine has added bytes, it sets the slot's bit in [`Area::ready`], so
-//! epoll_wait finds them without a system call.
+//! epoll_wait finds them without a system call. The end of the stream also goes into an open ring, behind the last byte. The pair stays
+//! unchanged then, so it can be kept for another connection ([`Life`]).
 //!
 //! A thread leaves the ring before it sleeps in the kernel, so the engine then wakes it through the pair. In mode PAIR
 //! nobody takes bytes of the ring, so the engine moves those that are left to the pair. Until the pair has them, the filled
@@ -437,6 +438,8 @@ const RING: u64 = 2;
 /// The bit of a filled position while the engine opens the ring, until it adds bytes. The position then lies behind the program's,
 /// although no bytes are there.
 const OPENING: u64 = 1 << STATE_SHIFT;
+/// The bit of a filled position whose last position stands for the end of the stream.
+const ENDS: u64 = 1 << 63;
 
 /// The receiving side of a slot. It wraps the receive word and the filled position.
 pub struct ReceiveRing<'a, W> {
@@ -505,8 +508,24 @@ impl<W: Word> ReceiveRing<'_, W> {
     #[inline]
     pub fn received(&self, most: u64) -> Option<Received> {
         let word = self.word.load();
-        let len = self.filled.load().wrapping_sub(word) & POSITION;
+        let filled = self.filled.load();
+        // The position of the end is no byte.
+        let len = filled.wrapping_sub(word).wrapping_sub(filled >> 63) & POSITION;
         (word >> STATE_SHIFT == RING && len > 0 && len <= most).then_some(Received { word, len })
+    }
+
+    /// Returns true if the program has taken all bytes, and the stream has ended.
+    #[inline]
+    pub fn is_at_end(&self) -> bool {
+        let filled = self.filled.load();
+        let word = self.word.load();
+        word >> STATE_SHIFT == RING && filled & ENDS != 0 && filled.wrapping_sub(word) & POSITION == 1
+    }
+
+    /// Returns true if the ring has the end of the stream, perhaps behind bytes. It stays true until the pair has it, if the ring is left.
+    #[inline]
+    pub fn has_end(&self) -> bool {
+        self.filled.load() & ENDS != 0
     }
 
     /// Takes the first `len` bytes of the ring, which the program has already copied. Returns true if the bytes now belong
@@ -589,5 +608,11 @@ impl<W: Word> ReceiveRing<'_, W> {
     /// which the program has taken bytes.
     pub fn fill(&self, filled: u64) {
         self.filled.store(filled & POSITION);
+    }
+
+    /// Adds the end of the stream behind the bytes up to position `filled`. It takes the next position, which the program never takes. So
+    /// the program finds the end again and again, and cannot leave the ring before the engine has moved the end to the pair.
+    pub fn end_stream(&self, filled: u64) {
+        self.filled.store(filled.wrapping_add(1) & POSITION | ENDS);
     }
 }

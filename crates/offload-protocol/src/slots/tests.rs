@@ -376,6 +376,8 @@ struct Delivering {
     received: u64,
     /// The index of the byte at position 0 while the ring is open.
     base: Option<u64>,
+    /// True once the pair has the end of the stream.
+    end_in_pair: bool,
 }
 
 impl Delivering {
@@ -416,6 +418,73 @@ impl Delivering {
             }
         }
     }
+}
+
+impl Delivering {
+    /// Passes the end of the stream, as byte 0 in the pair.
+    fn end_stream(&mut self, connection: &Receiving) {
+        let receive = connection.receive();
+        if let Some(base) = self.base {
+            let (open, taken) = receive.taken();
+            self.delivered = base.wrapping_add(taken);
+            self.base = open.then_some(base);
+        }
+        match self.base {
+            Some(base) => receive.end_stream(self.received.wrapping_sub(base)),
+            None if self.end_in_pair => {}
+            None => {
+                let mut pair = connection.pair.lock().unwrap();
+                pair.extend(self.delivered as u8 + 1..=self.received as u8);
+                pair.push(0);
+                drop(pair);
+                (self.delivered, self.end_in_pair) = (self.received, true);
+                receive.fill(receive.taken().1);
+            }
+        }
+    }
+}
+
+/// A program takes a byte and then finds the end of the stream in the ring, or it leaves the ring and finds the rest in the pair.
+#[test]
+fn model_the_end_of_the_stream_is_in_the_ring_or_in_the_pair() {
+    model(3, || {
+        let connection = Receiving::new();
+        let program = {
+            let connection = connection.clone();
+            loom::thread::spawn(move || {
+                let receive = connection.receive();
+                let mut taken = Vec::new();
+                assert!(receive.ask());
+                taken.extend(connection.take());
+                while !receive.stop() {
+                    match connection.take() {
+                        Some(byte) => taken.push(byte),
+                        None if receive.is_at_end() => {
+                            assert!(receive.is_at_end() && receive.has_end(), "the end stays");
+                            return ([taken, vec![0]].concat(), true);
+                        }
+                        // The engine moves the rest to the pair.
+                        None => break,
+                    }
+                }
+                (taken, false)
+            })
+        };
+        let mut engine = Delivering::default();
+        engine.serve(&connection, 1, false);
+        engine.end_stream(&connection);
+        engine.end_stream(&connection);
+        let (mut taken, at_end) = program.join().unwrap();
+        // A program that has seen the end in the ring may ask the kernel nevertheless.
+        if at_end {
+            assert!(connection.pair.lock().unwrap().is_empty() && connection.receive().leave());
+            taken.pop();
+        }
+        engine.end_stream(&connection);
+        taken.extend(std::iter::from_fn(|| connection.take_from_pair()));
+        assert_eq!(taken, [1, 0]);
+        assert!(!connection.receive().is_moving() && !connection.receive().has_end());
+    });
 }
 
 /// Runs a program that asks for the ring, takes what it finds there, leaves the ring, and receives the rest through

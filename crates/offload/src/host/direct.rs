@@ -127,6 +127,8 @@ pub struct Direct {
     unread: bool,
     /// True if the peer has closed its direction. The program learns of it once it has taken all bytes.
     ends: bool,
+    /// True if the receive ring has the end of the stream.
+    has_end: bool,
     /// The number of consecutive times that the engine has moved bytes from the receive ring to the pair, at most
     /// `MOST_DOUBLINGS`.
     moved_in_row: u32,
@@ -223,6 +225,7 @@ impl Direct {
             moving: false,
             unread: false,
             ends: false,
+            has_end: false,
             moved_in_row: 0,
             shunned_until: 0,
             pair_empty: from_start,
@@ -360,7 +363,7 @@ impl Direct {
     #[inline]
     pub fn has_receive_work(&self, now: u64, all: bool) -> bool {
         let (open, taken) = self.slot.receive().taken();
-        let (all, rest) = (all || self.ends && taken == self.filled, self.filled != taken);
+        let (all, rest) = (all || self.ends && taken == self.filled, self.has_end || self.filled != taken);
         self.open
             && (rest && (!open || now >= self.progress_at + UNTAKEN_LIMIT_NS)
                 || taken != self.taken && (all || taken.wrapping_sub(self.taken) >= TAKEN))
@@ -469,9 +472,10 @@ impl Direct {
         DirectBytes { sent: self.sent, ring: self.received - self.placed, buffers: self.placed }
     }
 
-    /// Returns true if the receive ring had bytes that the program had not taken, when the engine last looked.
+    /// Returns true if the receive ring had bytes that the program had not taken, when the engine last looked, or if it has the end of the
+    /// stream.
     pub fn has_untaken(&self) -> bool {
-        self.open && self.filled != self.taken
+        self.open && (self.has_end || self.filled != self.taken)
     }
 
     /// Gives the program `len` received bytes, which begin at index `start` of the receive ring. Returns false if they must go
@@ -516,7 +520,7 @@ impl Direct {
 
     /// Returns true if the peer's engine could publish the bytes that it stores: the receive ring is open.
     pub fn may_publish(&self) -> bool {
-        self.offered && self.open && !self.published
+        self.offered && self.open && !self.published && !self.has_end
     }
 
     /// Begins that the peer's engine publishes. All bytes in the receive ring are filled. Returns the index of the byte at position 0.
@@ -584,10 +588,29 @@ impl Direct {
         true
     }
 
-    /// Records that the peer has closed its direction. [`Direct::has_work`] then returns true once the program has taken all
-    /// bytes.
-    pub fn set_ends(&mut self, ends: bool) {
-        self.ends = ends;
+    /// Puts the end of the stream into the receive ring, behind the received bytes. Returns false if it must go through the pair: the ring is
+    /// not open, or the program has also shut down its direction, so the pair must hang up. Call this after [`Direct::fill`].
+    pub fn pass_end(&mut self, now: u64) -> bool {
+        self.ends = true;
+        if !self.open || self.published || self.slot.header().shut.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        if !self.has_end {
+            if !self.has_untaken() {
+                self.progress_at = now;
+            }
+            self.has_end = true;
+            self.slot.receive().end_stream(self.filled);
+            self.area.announce(self.index);
+        }
+        true
+    }
+
+    /// Records that the pair has the end of the stream.
+    pub fn note_end_in_pair(&mut self) {
+        if self.moving {
+            self.end_move();
+        }
     }
 
     /// Returns true if there are received bytes that the program has not taken: bytes in the receive ring, or bytes that
@@ -627,7 +650,7 @@ impl Direct {
             return Ok(taken);
         }
         let taken = taken + self.leave()?;
-        if self.moving {
+        if self.filled != self.taken {
             self.note_use(false);
             self.shunned_until = now + (SHUN_NS << self.moved_in_row);
             self.moved_in_row = (self.moved_in_row + 1).min(MOST_DOUBLINGS);
@@ -685,7 +708,7 @@ impl Direct {
         }
         let position = self.slot.receive().end();
         let taken = self.advance(position);
-        (self.moving, self.open) = (self.filled != self.taken, false);
+        (self.moving, self.open) = (self.has_end || self.filled != self.taken, false);
         taken
     }
 
@@ -700,14 +723,14 @@ impl Direct {
         self.must_end = self.published;
         self.end_receiving();
         if self.moving {
-            self.unread = true;
+            self.unread |= self.filled != self.taken;
             self.end_move();
         }
     }
 
     /// Shows the program that no bytes are left in the receive ring.
     fn end_move(&mut self) {
-        self.moving = false;
+        (self.moving, self.has_end) = (false, false);
         self.filled = self.taken;
         self.slot.receive().fill(self.taken);
     }

@@ -94,10 +94,10 @@ impl Engine {
         if let Some(direct) = &mut pair.direct {
             let limit = options.send_limit(stream.send.capacity()) as u64;
             direct.publish(stream.connection.acknowledged(), limit);
-            direct.set_ends(peer_closed);
             direct.expect_posts(stream);
         }
-        if peer_closed && undelivered == 0 && !pair.end_passed && !pair.closed_in_slot {
+        let ends = peer_closed && !pair.end_passed && !pair.closed_in_slot;
+        if ends && !pair.direct.as_mut().is_some_and(|direct| direct.pass_end(now)) && undelivered == 0 {
             pair.end_passed = true;
             if !pair.hung_up
                 && let (Some(end), Some(fd)) = (&end, fd)
@@ -109,6 +109,7 @@ impl Engine {
                 // SAFETY: has no preconditions.
                 unsafe { libc::shutdown(fd, libc::SHUT_WR) };
             }
+            pair.direct.iter_mut().for_each(|direct| direct.note_end_in_pair());
         }
         let hung_up = fd.is_some() && pair.program_finished && pair.hung_up;
         if hung_up && let Some(end) = end.take_if(|end| !pair.closes_at_once(end)) {

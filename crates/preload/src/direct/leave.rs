@@ -126,6 +126,11 @@ pub fn ask(slot: Slot, inode: u64) -> bool {
 pub(super) fn stop(fd: RawFd, slot: Slot) -> bool {
     slot.receive().stop() || {
         await_move(fd, slot);
-        slot.received().is_none()
+        slot.received().is_none() && !slot.receive().is_at_end()
     }
+}
+
+/// Returns true if the stream of `fd` has ended in order, and shared memory has the end. May change errno.
+pub fn has_end(fd: RawFd) -> bool {
+    slot(fd).is_some_and(|slot| slot.receive().has_end() && is_same(fd, slot))
 }

@@ -25,7 +25,7 @@ pub fn available(fd: RawFd) -> Option<usize> {
 }
 
 /// Receives bytes that are already in shared memory. If `takes` is false, only reads the
-/// bytes without consuming them (MSG_PEEK). Returns their number, or `None` if there are none. Leaves errno
+/// bytes without consuming them (MSG_PEEK). Returns their number, 0 at the end of the stream, or `None` if there is nothing. Leaves errno
 /// unchanged.
 ///
 /// # Safety
@@ -64,12 +64,14 @@ unsafe fn take_available(
     takes: bool,
     is_same: impl FnOnce() -> bool,
 ) -> Option<ssize_t> {
-    let Some(received) = slot.received() else {
+    let received = slot.received();
+    let at_end = received.is_none() && slot.receive().is_at_end();
+    if received.is_none() && !at_end {
         if slot.receive().is_moving() {
             await_move(fd, slot);
         }
         return None;
-    };
+    }
     if !is_possible(parts, 0) || !is_same() {
         return None;
     }
@@ -80,6 +82,7 @@ unsafe fn take_available(
         leave(fd);
         return None;
     }
+    let Some(received) = received else { return Some(0) };
     let mut copied = 0;
     for part in parts {
         let len = part.iov_len.min(received.len as usize - copied);

@@ -295,6 +295,9 @@ impl Waiting {
                 }
                 if readable {
                     found |= libc::EPOLLIN as u32;
+                    if slot.receive().has_end() {
+                        found |= entry.wanted.load(Ordering::Relaxed) as u32 & libc::EPOLLRDHUP as u32;
+                    }
                 }
             }
             if writers & bit != 0 && has_room(slot) {
@@ -344,10 +347,10 @@ impl Waiting {
     }
 }
 
-/// Returns true if a slot has received bytes, or if the engine is copying them into the socket
+/// Returns true if a slot has received bytes or the end of the stream, or if the engine is copying them into the socket
 /// pair. May change errno.
 fn is_readable(fd: RawFd, slot: Slot) -> bool {
-    slot.received().is_some() || direct::is_moving(fd, slot)
+    slot.received().is_some() || slot.receive().is_at_end() || direct::is_moving(fd, slot)
 }
 
 /// Returns true if a thread may write into the send ring of `slot` now, and at least half of the ring is

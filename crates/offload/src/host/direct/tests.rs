@@ -145,11 +145,58 @@ fn received_bytes_are_in_the_ring_as_long_as_the_program_takes_them() {
     assert!(!direct.has_receive_work(2, true) && direct.has_untaken() && direct.has_unread());
     assert_eq!(take(&direct, 4000), [2; 4000]);
     assert!(direct.has_receive_work(2, true) && !direct.has_receive_work(2, false) && !direct.has_unread());
-    direct.set_ends(true);
+    direct.ends = true;
     assert!(direct.has_receive_work(2, false));
     assert_eq!(direct.settle(3 + UNTAKEN_LIMIT_NS), Ok(4000));
     assert!(direct.slot.received().is_none() && direct.fill(4 + UNTAKEN_LIMIT_NS, fd, start + 8000, 0));
     assert_eq!(ready(&direct), 0);
+}
+
+#[test]
+fn the_end_of_the_stream_is_in_the_ring_until_the_program_leaves_it() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd = engine.as_raw_fd();
+    let mut direct = connection();
+    assert!(!direct.pass_end(1), "the ring is not open");
+    assert!(direct.slot.receive().ask() && direct.fill(2, fd, 8, 5) && direct.pass_end(2));
+    assert!(direct.slot.receive().has_end() && !direct.slot.receive().is_at_end());
+    take(&direct, 5);
+    assert!(direct.slot.receive().is_at_end() && direct.slot.received().is_none());
+    assert_eq!(direct.settle(3), Ok(5));
+    assert!(direct.has_untaken() && !direct.has_unread(), "the end is no byte that the program has left");
+    assert!(direct.pass_end(3) && !direct.has_receive_work(3, false));
+    assert!(direct.slot.receive().leave() && direct.has_receive_work(4, false));
+    assert_eq!(direct.settle(4), Ok(0));
+    assert!(!direct.pass_end(4) && direct.slot.receive().is_moving());
+    direct.note_end_in_pair();
+    assert!(!direct.slot.receive().is_moving() && !direct.has_untaken());
+    assert!(direct.slot.receive().ask(), "the program may ask for the ring at once");
+}
+
+#[test]
+fn an_end_that_the_program_does_not_see_or_may_not_have_goes_to_the_pair() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd = engine.as_raw_fd();
+    let mut direct = connection();
+    assert!(direct.slot.receive().ask() && direct.fill(2, fd, 8, 5));
+    take(&direct, 5);
+    assert!(direct.settle(3) == Ok(5) && direct.pass_end(3));
+    assert!(!direct.has_receive_work(2 + UNTAKEN_LIMIT_NS, true));
+    let end = 3 + UNTAKEN_LIMIT_NS;
+    assert!(direct.has_receive_work(end, false));
+    assert_eq!(direct.settle(end), Ok(0));
+    assert!(!direct.pass_end(end) && !direct.has_unread());
+
+    let mut direct = connection();
+    assert!(direct.slot.receive().ask() && direct.fill(2, fd, 8, 5));
+    direct.slot.header().shut.store(1, Ordering::Relaxed);
+    assert!(!direct.pass_end(2), "the pair must hang up");
+
+    let mut direct = connection();
+    assert!(direct.slot.receive().ask() && direct.fill(2, fd, 8, 5) && direct.pass_end(2));
+    let received = direct.slot.received().unwrap();
+    assert!(direct.slot.receive().take(received, 6));
+    assert_eq!(direct.settle(3), Err(Hostile), "nobody can take the end");
 }
 
 #[test]
