@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -15,6 +16,8 @@ RTM_NEWLINK, NLM_REQUEST_ACK_CREATE_EXCL = 16, 1 | 4 | 0x400 | 0x200
 IFLA_IFNAME, IFLA_LINKINFO, IFLA_NET_NS_FD, INFO_KIND, INFO_DATA, VETH_INFO_PEER = 3, 18, 28, 1, 2, 1
 IFLA_NUM_TX_QUEUES, IFLA_NUM_RX_QUEUES = 31, 32
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8913, 0x8914, 0x8916, 0x891C, 1
+# Linux's include/uapi/linux/ethtool.h and sockios.h.
+SIOCETHTOOL, ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO = 0x8946, 0x1F, 0x24, 0x2C
 
 
 def call(name, *arguments):
@@ -90,6 +93,35 @@ class Namespace:
         def change():
             for queue in Path(f"/sys/class/net/{name}/queues").glob("rx-*"):
                 (queue / "rps_cpus").write_text(f"{mask:x}")
+        self.inside(change)
+
+    def thread(self, name, cores):
+        """Receives the packets of an interface in kernel threads on some cores (threaded NAPI). Waits until a program opens the interface for AF_XDP,
+        because a veth interface has no NAPI before."""
+        def change():
+            end = time.monotonic() + 10
+            while True:
+                try:
+                    return Path(f"/sys/class/net/{name}/threaded").write_text("1")
+                except OSError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.01)
+        self.inside(change)
+        for comm in Path("/proc").glob("[0-9]*/comm"):
+            try:
+                if comm.read_text().startswith(f"napi/{name}-"):
+                    os.sched_setaffinity(int(comm.parent.name), cores)
+            except (FileNotFoundError, ProcessLookupError):
+                pass
+
+    def send_frames_singly(self, name):
+        """Turns off that an interface sends and receives several TCP segments as one packet (TSO, GSO, GRO)."""
+        def change():
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+                for command in (ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO):
+                    value = ctypes.create_string_buffer(struct.pack("II", command, 0))
+                    fcntl.ioctl(control, SIOCETHTOOL, struct.pack("16sP16x", name.encode(), ctypes.addressof(value)))
         self.inside(change)
 
 
