@@ -1,5 +1,10 @@
 //! Port specifications: which port a run opens, and what it can do. [`PortSpec`] is parsed once, from text such as
-//! `gen:64,flows=8`. [`Kind::properties`] is the table of all kinds. All code that depends on a port's kind reads it.
+//! `gen:64,flows=8`. [`Kind::properties`] is the table of all kinds.
+
+mod kinds;
+mod suggest;
+
+pub use kinds::{Kind, PoolKind, Properties, Role, Source};
 
 use crate::check::CheckSpec;
 use crate::generate::GeneratorSpec;
@@ -8,321 +13,13 @@ use crate::null::NullSpec;
 use crate::oran::RadioSpec;
 use crate::pcap::{CaptureSpec, Pace, Playback};
 use inlane_core::clock::Clock;
-use inlane_core::port::spec::SpecText;
-use inlane_core::{Error, Port, Result};
+use inlane_core::{Port, Result};
 #[cfg(feature = "dpdk")]
 use inlane_dpdk::spec::{EthSpec, PortKind};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-
-/// The kinds of ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// `null`: makes packets without touching their bytes, and discards packets.
-    Null,
-    /// `gen:SIZE|imix`: a generator of known flows.
-    Generator,
-    /// `gen:oran`: a generator of an O-RAN radio's packets.
-    Radio,
-    /// `check`: a checker of a generator's packets.
-    Checker,
-    /// `pcap`: a capture that is read or written.
-    Capture,
-    /// `ntb`: memory windows of a PCIe bridge to another process or virtual machine.
-    Ntb,
-    /// `net_null`: DPDK's null driver.
-    NetNull,
-    /// `ring`: a ring in this process that returns the packets that are sent to it.
-    Ring,
-    /// `af_xdp`: a network interface by AF_XDP sockets.
-    AfXdp,
-    /// `af_packet`: a network interface by packet sockets.
-    AfPacket,
-    /// `tap`: a network interface that the port creates.
-    Tap,
-    /// `memif`: shared memory with another process.
-    Memif,
-    /// `pci`: a network card bound to vfio-pci.
-    Pci,
-    /// A port of the library's user. The last kind.
-    Own,
-}
-
-// A kind that the list lacks could not be named.
-const _: () = assert!(Kind::NAMED.len() == Kind::Own as usize);
-
-/// What a run can use a port for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Only to receive from it.
-    Receive,
-    /// Only to send to it.
-    Send,
-    /// To receive from it or to send to it, but not both with one open port.
-    Either,
-    /// To receive from it and to send to it with one open port.
-    Both,
-}
-
-/// Where a port's packets come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The port makes them. If it is opened again, it makes packets of the same kind.
-    Made,
-    /// They are read from a file or a pipe.
-    File,
-    /// They come from outside: from a network, another process, or the sender of this process.
-    Outside,
-    /// The port receives no packets.
-    None,
-}
-
-/// The packet buffers that a port accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolKind {
-    /// Buffers of any pool.
-    Any,
-    /// DPDK's mbufs.
-    Mbufs,
-}
-
-/// The properties of a kind of port. A run needs them before it opens the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Properties {
-    /// The text before the first colon or comma of a specification.
-    pub name: &'static str,
-    /// The syntax of a specification without options, such as `ring:NAME`.
-    pub syntax: &'static str,
-    /// What the port does, and its options, in lines for help texts.
-    pub about: &'static [&'static str],
-    /// What a run can use the port for.
-    pub role: Role,
-    /// Where received packets come from.
-    pub source: Source,
-    /// True if the port itself keeps a rate that is set. Other ports need a wrapper that receives late.
-    pub paces_itself: bool,
-    /// True if the port reads or writes all bytes of its packets.
-    pub moves_payload: bool,
-    /// True if the size of received packets is the specification's argument.
-    pub is_sized: bool,
-    /// True if a network stack can use the port: it carries frames of a network, or is a driver's stand-in for one.
-    pub is_network: bool,
-    /// True if only a privileged user can open the port.
-    pub needs_privileges: bool,
-    /// The packet buffers that the port accepts.
-    pub pool: PoolKind,
-}
-
-impl Properties {
-    /// A port that neither makes packets nor connects to anything. Other rows state how they differ.
-    pub const PLAIN: Properties = Properties {
-        name: "",
-        syntax: "",
-        about: &[],
-        role: Role::Either,
-        source: Source::None,
-        paces_itself: false,
-        moves_payload: true,
-        is_sized: false,
-        is_network: false,
-        needs_privileges: false,
-        pool: PoolKind::Any,
-    };
-}
-
-impl Kind {
-    /// All kinds that a specification can name, in the order in which messages list them.
-    pub const NAMED: [Kind; 13] = [
-        Kind::Null,
-        Kind::Generator,
-        Kind::Radio,
-        Kind::Checker,
-        Kind::Capture,
-        Kind::Ntb,
-        Kind::NetNull,
-        Kind::Ring,
-        Kind::AfXdp,
-        Kind::AfPacket,
-        Kind::Tap,
-        Kind::Memif,
-        Kind::Pci,
-    ];
-
-    /// Returns the kind's row of the table.
-    pub const fn properties(self) -> &'static Properties {
-        const PLAIN: Properties = Properties::PLAIN;
-        /// A port of DPDK that connects to a network.
-        const NETWORK: Properties = Properties {
-            role: Role::Both,
-            source: Source::Outside,
-            is_network: true,
-            pool: PoolKind::Mbufs,
-            ..PLAIN
-        };
-        const PRIVILEGED: Properties = Properties { needs_privileges: true, ..NETWORK };
-        match self {
-            Kind::Null => &Properties {
-                name: "null",
-                syntax: "null[:SIZE]",
-                about: &["makes packets of SIZE bytes or discards packets, without touching their bytes"],
-                role: Role::Both,
-                source: Source::Made,
-                paces_itself: true,
-                moves_payload: false,
-                is_sized: true,
-                ..PLAIN
-            },
-            Kind::Generator => &Properties {
-                name: "gen",
-                syntax: "gen:SIZE|imix",
-                about: &[
-                    "generates flows with sequence numbers and checksums: flows=N (64), seed=N,",
-                    "v4, v6, udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs,",
-                    "SIZE includes the 4 bytes of the FCS, as in RFC 2544 (gen:64,fcs)",
-                ],
-                role: Role::Receive,
-                source: Source::Made,
-                paces_itself: true,
-                is_sized: true,
-                ..PLAIN
-            },
-            Kind::Radio => &Properties {
-                name: "gen",
-                syntax: "gen:oran",
-                about: &[
-                    "generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120,",
-                    "mtu=N, shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac,",
-                    "dmac, rate",
-                ],
-                role: Role::Receive,
-                source: Source::Made,
-                paces_itself: true,
-                ..PLAIN
-            },
-            Kind::Checker => &Properties {
-                name: "check",
-                syntax: "check",
-                about: &[
-                    "verifies the packets that this run's gen made; check:SIZE,OPTIONS verifies the",
-                    "packets of another run's gen, which has the same options",
-                ],
-                role: Role::Send,
-                ..PLAIN
-            },
-            Kind::Capture => &Properties {
-                name: "pcap",
-                syntax: "pcap:FILE",
-                about: &["reads or writes a capture; pcap:- is standard input or output"],
-                source: Source::File,
-                ..PLAIN
-            },
-            Kind::Ntb => &Properties {
-                name: "ntb",
-                syntax: "ntb:SOCKET|ADDRESS",
-                about: &[
-                    "memory windows to another process (twin): role=server|client (client); or to",
-                    "another virtual machine, by an ivshmem device; wait=SECONDS (10)",
-                ],
-                role: Role::Both,
-                source: Source::Outside,
-                is_network: true,
-                ..PLAIN
-            },
-            Kind::NetNull => &Properties {
-                name: "net_null",
-                syntax: "net_null[:SIZE]",
-                about: &["DPDK's null driver makes or discards packets: copy=on touches the bytes"],
-                source: Source::Made,
-                moves_payload: false,
-                is_sized: true,
-                ..NETWORK
-            },
-            Kind::Ring => &Properties {
-                name: "ring",
-                syntax: "ring:NAME",
-                about: &[
-                    "returns the packets that are sent to it: prime=N packets at the start,",
-                    "size=BYTES each",
-                ],
-                moves_payload: false,
-                ..NETWORK
-            },
-            Kind::AfXdp => &Properties {
-                name: "af_xdp",
-                syntax: "af_xdp:IFACE",
-                about: &[
-                    "a network interface by AF_XDP sockets: queue=N is the first queue (0),",
-                    "busy=N packets per busy poll, copy=on forces copy mode",
-                ],
-                ..PRIVILEGED
-            },
-            Kind::AfPacket => &Properties {
-                name: "af_packet",
-                syntax: "af_packet:IFACE",
-                about: &[
-                    "a network interface by packet sockets: queues=N (one per pipeline),",
-                    "frame=BYTES of a slot, bypass=on skips the queueing discipline",
-                ],
-                ..PRIVILEGED
-            },
-            Kind::Tap => &Properties {
-                name: "tap",
-                syntax: "tap:NAME",
-                about: &["creates the interface NAME: mac=fixed gives it the same address each time"],
-                ..PRIVILEGED
-            },
-            Kind::Memif => &Properties {
-                name: "memif",
-                syntax: "memif:SOCKET",
-                about: &[
-                    "shared memory with another process: role=server|client (client), id=N (0),",
-                    "wait=SECONDS (10), secret=TEXT",
-                ],
-                ..NETWORK
-            },
-            Kind::Pci => &Properties {
-                name: "pci",
-                syntax: "pci:ADDRESS",
-                about: &["a network card bound to vfio-pci"],
-                ..PRIVILEGED
-            },
-            Kind::Own => &PLAIN,
-        }
-    }
-
-    /// Returns the names of all kinds, each once.
-    pub fn names() -> Vec<&'static str> {
-        let mut names: Vec<_> = Self::NAMED.iter().map(|kind| kind.properties().name).collect();
-        names.dedup();
-        names
-    }
-
-    /// Returns the names of the kinds whose properties fulfil `condition`, as a list for messages: `null, gen and net_null`.
-    pub fn list(condition: impl Fn(&Properties) -> bool) -> String {
-        let rows = Self::NAMED.iter().map(|kind| kind.properties());
-        let mut names: Vec<_> = rows.filter(|row| condition(row)).map(|row| row.name).collect();
-        names.dedup();
-        match &names[..] {
-            [] => String::new(),
-            [name] => (*name).into(),
-            [first @ .., last] => format!("{} and {last}", first.join(", ")),
-        }
-    }
-
-    /// Returns the kind that the specification `text` names. Does not check the rest of `text`. `None` if there is
-    /// no such kind.
-    pub fn of(text: &str) -> Option<Self> {
-        let name = SpecText::kind_of(text);
-        let kind = Self::NAMED.into_iter().find(|kind| kind.properties().name == name)?;
-        let argument = text[name.len()..].strip_prefix(':').and_then(|rest| rest.split(',').next());
-        Some(match (kind, argument) {
-            (Kind::Generator, Some("oran")) => Kind::Radio,
-            _ => kind,
-        })
-    }
-}
 
 /// The specification of a port. Parse it from text with [`PortSpec::parse`], or create a variant.
 #[derive(Clone, PartialEq)]
@@ -375,7 +72,7 @@ impl PortSpec {
     /// - The argument or an option is wrong.
     /// - The kind needs DPDK, and the program was built without it.
     pub fn parse(text: &str) -> crate::Result<Self> {
-        let Some(kind) = Kind::of(text) else { return Err(unknown(text).into()) };
+        let Some(kind) = Kind::of(text) else { return Err(suggest::unknown(text).into()) };
         Ok(match kind {
             Kind::Null => Self::Null(NullSpec::parse(text)?),
             Kind::Generator => Self::Generator(GeneratorSpec::parse(text)?),
@@ -410,7 +107,7 @@ impl PortSpec {
     #[cfg(not(feature = "dpdk"))]
     fn parse_dpdk(text: &str) -> crate::Result<Self> {
         let why = "this program was built without the cargo feature dpdk; build it with --features dpdk";
-        Err(Error::port_environment(text, why).into())
+        Err(inlane_core::Error::port_environment(text, why).into())
     }
 
     /// Returns the kind of port.
@@ -623,54 +320,6 @@ impl fmt::Debug for PortSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PortSpec({})", self.text())
     }
-}
-
-/// Returns the error for a specification whose kind does not exist.
-fn unknown(text: &str) -> Error {
-    let kind = SpecText::kind_of(text);
-    let kinds = Kind::names().join(", ");
-    let meant = meant(text).map(|meant| format!("did you mean {meant}? ")).unwrap_or_default();
-    Error::port_usage(text, format!("'{kind}' is not a kind of port; {meant}choose one of {kinds}"))
-}
-
-/// Suggests port specifications to replace `text`, whose kind of port is unknown. `text` may be a network interface,
-/// a PCI address or a misspelt kind. Returns `None` for other texts.
-fn meant(text: &str) -> Option<String> {
-    let (port, options) = text.split_at(text.find(',').unwrap_or(text.len()));
-    let name_of = |kind: Kind| kind.properties().name;
-    let is_hex =
-        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
-    let is_slot = |text: &str| {
-        text.split_once('.').is_some_and(|(device, function)| is_hex(device, 2) && is_hex(function, 1))
-    };
-    let card = name_of(Kind::Pci);
-    match port.split(':').collect::<Vec<_>>()[..] {
-        [domain, bus, slot] if is_hex(domain, 4) && is_hex(bus, 2) && is_slot(slot) => {
-            Some(format!("{card}:{port}{options}"))
-        }
-        [bus, slot] if is_hex(bus, 2) && is_slot(slot) => Some(format!("{card}:0000:{port}{options}")),
-        [interface] if looks_like_interface(interface) => {
-            let (xdp, packet) = (name_of(Kind::AfXdp), name_of(Kind::AfPacket));
-            Some(format!("{xdp}:{interface}{options} or {packet}:{interface}{options}"))
-        }
-        [kind, ..] => {
-            let near = inlane_core::names::similar(kind, Kind::names()).into_iter().next();
-            near.map(|known| format!("{known}{}", &text[kind.len()..]))
-        }
-        [] => None,
-    }
-}
-
-/// Returns true if this machine has a network interface with this name. Also returns true if the name looks
-/// like that of a Linux interface.
-fn looks_like_interface(name: &str) -> bool {
-    let prefixes = ["eth", "en", "veth", "br", "bond", "wl", "ib", "virbr", "docker", "vlan", "dummy"];
-    let numbered = name.ends_with(|last: char| last.is_ascii_digit());
-    let is_name =
-        name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/') && (1..16).contains(&name.len());
-    is_name
-        && (numbered && prefixes.iter().any(|prefix| name.starts_with(prefix))
-            || Path::new("/sys/class/net").join(name).is_dir() && ![".", ".."].contains(&name))
 }
 
 #[cfg(test)]
