@@ -26,6 +26,7 @@ pub(super) fn errno(error: Unsendable) -> i32 {
     match error {
         Unsendable::Group => libc::EACCES,
         Unsendable::Route | Unsendable::Family => libc::ENETUNREACH,
+        Unsendable::SourceV4 => libc::EAFNOSUPPORT,
         Unsendable::Source | Unsendable::Destination => libc::EINVAL,
         Unsendable::Length => libc::EMSGSIZE,
         Unsendable::Port => libc::EAGAIN,

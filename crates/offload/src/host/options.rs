@@ -6,6 +6,10 @@ use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::KEPT_OPTIONS;
 use inlane_tcp::{Keepalive, SECOND};
 
+/// The SO_RCVBUF of a connection as getsockopt returns it, if the program has not set it. It is the kernel's default.
+const RECEIVE_BUFFER: i32 = 131_072;
+/// The smallest SO_RCVBUF that the kernel's getsockopt returns.
+const LEAST_RECEIVE_BUFFER: i32 = 2304;
 /// TTL and hop limit of sockets on which the program has not set them.
 const HOPS: u8 = 64;
 
@@ -54,6 +58,21 @@ impl SocketOptions {
             {
                 self.others.remove(&(level, name));
             }
+            // The kernel raises the value to half of the smallest SO_RCVBUF.
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if number > 0 => {
+                let bytes = number.max(LEAST_RECEIVE_BUFFER / 2);
+                self.others.insert((level, name), bytes.to_ne_bytes().into());
+            }
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS)
+                if number == -1 =>
+            {
+                self.others.remove(&(level, name));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK)
+            | (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP)
+            | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP) => {
+                self.others.insert((level, name), i32::from(number != 0).to_ne_bytes().into());
+            }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
                 self.others.insert((level, name), number.clamp(-1, 120).to_ne_bytes().into());
             }
@@ -81,7 +100,22 @@ impl SocketOptions {
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 return Some(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec());
             }
-            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => 1,
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if !self.others.contains_key(&(level, name)) => {
+                self.receive_buffer.unwrap_or(RECEIVE_BUFFER) / 2
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK)
+            | (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL | libc::IP_MULTICAST_LOOP)
+            | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS | libc::IPV6_MULTICAST_LOOP)
+                if !self.others.contains_key(&(level, name)) =>
+            {
+                1
+            }
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) if !self.others.contains_key(&(level, name)) => {
+                libc::IP_PMTUDISC_WANT
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) if !self.others.contains_key(&(level, name)) => {
+                libc::IPV6_PMTUDISC_WANT
+            }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) if !self.others.contains_key(&(level, name)) => 6,
             (libc::IPPROTO_TCP, libc::TCP_LINGER2)
                 if self
@@ -92,8 +126,8 @@ impl SocketOptions {
                 60
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT | libc::TCP_FASTOPEN | libc::TCP_NOTSENT_LOWAT)
-            | (libc::IPPROTO_IP, libc::IP_TOS)
-            | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
+            | (libc::IPPROTO_IP, libc::IP_TOS | libc::IP_RECVERR)
+            | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS | libc::IPV6_RECVERR)
                 if !self.others.contains_key(&(level, name)) =>
             {
                 0

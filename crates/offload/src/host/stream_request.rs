@@ -62,13 +62,16 @@ impl Engine {
     pub(super) fn connect(&mut self, now: u64, request: &Request) -> Reply {
         let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
-        if remote.port() == 0 {
-            return Err(Refusal::Errno(libc::ECONNREFUSED));
-        }
         let existing = match request.attached {
             Some(_) => Some(self.attached(request)?),
             None => None,
         };
+        if let Some(socket) = existing.and_then(|key| self.stack.sockets.get(key)) {
+            check_family(socket.local, remote)?;
+        }
+        if remote.port() == 0 {
+            return Err(Refusal::Errno(libc::ECONNREFUSED));
+        }
         self.check_rules(request, remote, Use::Connect)?;
         // As in Linux. No host answers for such an address, so a connect would wait in vain.
         if self.stack.network.is_group(remote.ip()) {
@@ -181,11 +184,6 @@ impl Engine {
         if local.ip().is_unspecified() {
             local.set_ip(source);
         }
-        match (local.is_ipv4(), remote.is_ipv4()) {
-            (true, false) => return Err(Refusal::Errno(libc::EAFNOSUPPORT)),
-            (false, true) => return Err(Refusal::Errno(libc::ENETUNREACH)),
-            _ => {}
-        }
         let flow = Flow { local, remote };
         if self.stack.is_connected(&flow) {
             return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
@@ -251,6 +249,16 @@ impl Engine {
         }
         self.stack.tell_listener(key);
         Ok((Message::new(Operation::Listen), None))
+    }
+}
+
+/// Returns an error if a socket that is bound to `local` cannot reach `remote`, because their families differ.
+fn check_family(local: SocketAddr, remote: SocketAddr) -> Result<(), Refusal> {
+    match (local.is_ipv4(), remote.is_ipv4()) {
+        _ if local.ip().is_unspecified() => Ok(()),
+        (true, false) => Err(Refusal::Errno(libc::EAFNOSUPPORT)),
+        (false, true) => Err(Refusal::Errno(libc::ENETUNREACH)),
+        _ => Ok(()),
     }
 }
 

@@ -37,6 +37,8 @@ pub enum Unsendable {
     Route,
     /// The socket's address family or option excludes the destination.
     Family,
+    /// The socket has an IPv4 address, and the destination an IPv6 address.
+    SourceV4,
     /// The source is not an address of the engine, or does not fit the destination.
     Source,
     /// The destination's port is 0.
@@ -109,8 +111,10 @@ impl<A> Stack<A> {
             Some(source) => source,
             None => self.network.source(destination).ok_or(Unsendable::Route)?,
         };
-        if source.is_ipv4() != destination.is_ipv4() {
-            return Err(Unsendable::Route);
+        match (source.is_ipv4(), destination.is_ipv4()) {
+            (true, false) => return Err(Unsendable::SourceV4),
+            (false, true) => return Err(Unsendable::Route),
+            _ => {}
         }
         // Refuse a loopback source on the link, because loopback addresses must not appear there.
         if source.is_loopback() && route != Route::Own {
