@@ -16,8 +16,13 @@ pub fn connect(fd: RawFd, remote: SocketAddr, waits: bool) -> Option<c_int> {
     let mut local = local_of(fd);
     if let Local::Offloaded(name) = local
         && socket::may_connect_again(fd, &name)
-        && convert::renew(fd, name.kind.is_v6())
     {
+        if socket::ends_attempt(fd) {
+            return Some(fail(libc::ECONNABORTED));
+        }
+        if let Err(error) = convert::renew_after_failure(fd, &name) {
+            return Some(fail(error));
+        }
         local = local_of(fd);
     }
     if let Local::Offloaded(name) = local {

@@ -5,7 +5,7 @@ mod refusal;
 mod replace;
 
 pub use options::{add_listener_options, copy_timeouts, set_option, usual_option};
-pub use replace::{leave_engine, renew, replace_listener, unbind};
+pub use replace::{bind_again, leave_engine, renew, renew_after_failure, replace_listener, unbind};
 
 use crate::control::Unanswered;
 use crate::{control, datagram, direct, errno, open, real, set_errno, settings, socket, wait};

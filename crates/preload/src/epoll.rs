@@ -20,6 +20,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use table::Entry;
+pub use table::descriptor_of;
 
 /// Implements epoll_ctl(2).
 ///

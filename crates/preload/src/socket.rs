@@ -10,9 +10,9 @@ pub mod waiting;
 
 pub use accept::{accept, listen, note_option};
 pub use connect::{
-    connect, forget_given_up_at_fork, leave_in_progress, may_connect_again, may_have_given_up, note_closing,
-    note_closing_range, note_connecting, note_replacing, reason_of_fast_refusal, reason_of_refusal,
-    receive_limit, send_limit, wait_connected,
+    connect, ends_attempt, forget_given_up_at_fork, leave_in_progress, may_connect_again, may_have_given_up,
+    note_closing, note_closing_range, note_connecting, note_replacing, reason_of_fast_refusal,
+    reason_of_refusal, receive_limit, send_limit, wait_connected,
 };
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{ask_internet, getsockopt, has_level, is_in_range, put_option, reset_on_close, setsockopt};
@@ -102,6 +102,14 @@ pub fn take_error(fd: RawFd) -> c_int {
             native
         }
     }
+}
+
+/// Returns true if the connection `fd` has failed and the program has not read its error yet. Leaves errno unchanged.
+pub fn has_unread_error(fd: RawFd) -> bool {
+    let before = errno();
+    let unread = matches!(End::of(fd, real::ASKING), End::Failed(_)) && !Flags::of(fd).has(Flags::ERROR_READ);
+    set_errno(before);
+    unread
 }
 
 /// Returns true unless the descriptor is non-blocking.

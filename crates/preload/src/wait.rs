@@ -6,10 +6,12 @@
 //! one-shot registrations.
 
 mod epoll;
+mod failed;
 mod poll;
 mod select;
 
 pub use epoll::epoll;
+pub use failed::report_events;
 pub use poll::{poll, ppoll};
 pub use select::{Sets, pselect, select};
 

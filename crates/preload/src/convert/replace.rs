@@ -4,11 +4,13 @@ use super::Conversion;
 use super::options::{OPTIONS_SET, copy_options, keep_datagram_options, keep_options};
 use super::refusal::stays;
 use crate::epoll::Registration;
-use crate::{datagram, direct, duplicates, errno, real, set_errno, socket, wait};
+use crate::{datagram, direct, duplicates, errno, real, set_errno, socket, unconnected, wait};
 use inlane_offload_protocol::address::write_sockaddr;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{Local, SocketName};
+use inlane_offload_protocol::rules::Use;
 use libc::{c_int, socklen_t};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 /// Makes the descriptor `fd` refer to the socket `new`. Keeps the flags, timeouts and epoll registration of
@@ -83,6 +85,39 @@ pub fn renew(fd: RawFd, v6: bool) -> bool {
     let renewed = new >= 0 && replace(fd, new, false, false);
     set_errno(before);
     renewed
+}
+
+/// Replaces an offloaded TCP socket whose connection attempt has failed by a new one, which the program can connect. If the program had
+/// bound the socket, binds the new one to the same address. If another socket has taken the port meanwhile, chooses another port, as
+/// Linux does for a program that let it choose the first one. Fails with an errno.
+pub fn renew_after_failure(fd: RawFd, name: &SocketName) -> Result<(), c_int> {
+    let v6 = name.kind.is_v6();
+    if !renew(fd, v6) {
+        return Err(libc::ENOBUFS);
+    }
+    match name.kind.is_bound() {
+        true => match bind_again(fd, v6, name.local) {
+            Err(libc::EADDRINUSE) => bind_again(fd, v6, SocketAddr::new(name.local.ip(), 0)),
+            result => result,
+        },
+        false => Ok(()),
+    }
+}
+
+/// Binds a socket of [`renew`] to `local`, the address of the socket that it replaces. Fails with an errno.
+pub fn bind_again(fd: RawFd, v6: bool, local: SocketAddr) -> Result<(), c_int> {
+    let wanted = match local.ip() {
+        IpAddr::V4(ip) if v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), local.port()),
+        _ => local,
+    };
+    match super::offer(fd, Local::Kernel { v6, port: 0 }, Use::Listen, wanted) {
+        Conversion::Engine => {
+            unconnected::note_bound(fd);
+            Ok(())
+        }
+        Conversion::Failed(error) => Err(error),
+        Conversion::Kernel => Err(libc::EADDRNOTAVAIL),
+    }
 }
 
 /// Replaces an offloaded UDP socket by a new kernel socket with its options, if a disconnect has freed its port. The program may

@@ -54,6 +54,28 @@ static ENTRIES: [Entry; MOST] = [const {
     }
 }; MOST];
 
+/// The number of places in `BY_DATA`.
+const PLACES: usize = 1 << 15;
+
+/// The descriptors of registrations, plus 1, by a hash of their data. Registrations whose data have the same hash share a
+/// place, which holds the latest of them. 0 if a place was never used.
+static BY_DATA: [AtomicI32; PLACES] = [const { AtomicI32::new(0) }; PLACES];
+
+/// Returns the place of registrations with `data`. Programs use descriptors and pointers as data, so all bits count.
+#[inline]
+fn place(data: u64) -> &'static AtomicI32 {
+    &BY_DATA[(data.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLACES.trailing_zeros())) as usize]
+}
+
+/// Returns the descriptor of the registration in the epoll instance `instance` whose data are `data`. Returns `None` if the
+/// table does not have it any more. If a program registers several descriptors with the same data, returns the latest one.
+pub fn descriptor_of(instance: RawFd, data: u64) -> Option<RawFd> {
+    let fd = place(data).load(Ordering::Relaxed) - 1;
+    let (of, event) = entry(fd)?.requested(fd)?;
+    let same = of == instance && event.u64 == data;
+    same.then_some(fd)
+}
+
 /// The descriptor of each slot's watched registration, plus 1. 0 if the slot has none.
 static WATCHED: [AtomicI32; SLOTS] = [const { AtomicI32::new(0) }; SLOTS];
 
@@ -113,6 +135,7 @@ impl Entry {
         self.data.store(event.u64, Ordering::Relaxed);
         self.wanted.store(REGISTERED | u64::from(event.events), Ordering::Relaxed);
         self.fd.store(fd.saturating_add(1), Ordering::Release);
+        place(event.u64).store(fd.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Returns true if the entry holds a registration of `fd` in the epoll instance `instance`, or held one that the

@@ -39,7 +39,8 @@ hooks! {
     fn epoll_pwait2(instance: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
         // Older versions of the C libraries lack this function, so make the system call. The kernel's signal set has 8 bytes.
         relisten::wait_timespec(timeout, |timeout| {
-            real::syscall(libc::SYS_epoll_pwait2, instance.into(), events as c_long, room.into(), timeout as c_long, mask as c_long, 8) as c_int
+            let found = real::syscall(libc::SYS_epoll_pwait2, instance.into(), events as c_long, room.into(), timeout as c_long, mask as c_long, 8) as c_int;
+            wait::report_events(found, instance, events)
         })
     }
 

@@ -2,14 +2,12 @@
 
 use super::{Flags, name_of, relisten, waiting};
 use super::{addresses, note_connecting};
-use crate::convert::Conversion;
 use crate::direct::kept::{self, Found};
 use crate::{
     control, convert, datagram, direct, epoll, errno, fail, memory, real, set_errno, unconnected, wait,
 };
 use inlane_offload_protocol::message::{Message, Operation};
-use inlane_offload_protocol::name::{Local, SOCKET_LEN, SocketName};
-use inlane_offload_protocol::rules::Use;
+use inlane_offload_protocol::name::{SOCKET_LEN, SocketName};
 use libc::{c_int, sockaddr, socklen_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -205,10 +203,9 @@ pub(super) fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_i
         }
         renewed
     };
-    if renewed
-        && let Conversion::Engine = convert::offer(fd, Local::Kernel { v6, port: 0 }, Use::Listen, local)
-    {
-        unconnected::note_bound(fd);
+    if renewed {
+        // Without the address, the program can still bind the socket to another one.
+        let _ = convert::bind_again(fd, v6, local);
     }
     0
 }

@@ -60,7 +60,10 @@ pub fn wait_connected(fd: RawFd) -> c_int {
                 IN_PROGRESS.set(fd, false);
                 0
             }
-            error => fail(error),
+            error => {
+                IN_PROGRESS.set(fd, false);
+                fail(error)
+            }
         },
     }
 }
@@ -267,10 +270,20 @@ fn withdraw(fd: RawFd, closing: RangeInclusive<RawFd>) {
 /// may then connect the socket again.
 pub fn may_connect_again(fd: RawFd, name: &SocketName) -> bool {
     let flags = Flags::of(fd);
-    !name.kind.is_bound()
+    !name.kind.is_datagram()
         && flags.has(Flags::CONNECTING)
         && flags.has(Flags::ERROR_READ)
         && matches!(End::of(fd, real::ASKING), End::Failed(_))
+}
+
+/// Returns true if a connect of `fd` was left in progress and has failed since, and no connect has reported this. In Linux, the
+/// next connect then fails with ECONNABORTED, although the program has read the error, and later ones connect the socket again.
+pub fn ends_attempt(fd: RawFd) -> bool {
+    let ends = IN_PROGRESS.has(fd);
+    if ends {
+        IN_PROGRESS.set(fd, false);
+    }
+    ends
 }
 
 /// Implements connect(2) for a socket that is already offloaded. If `waits` is set and the descriptor is blocking, blocks
@@ -283,7 +296,10 @@ pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr, waits: bool) ->
             Err(_) if Flags::of(fd).has(Flags::CONNECTING) => fail(libc::EALREADY),
             Ok(_) if Flags::of(fd).has(Flags::CONNECTING) => match take_error(fd) {
                 0 => fail(libc::ECONNABORTED),
-                error => fail(error),
+                error => {
+                    IN_PROGRESS.set(fd, false);
+                    fail(error)
+                }
             },
             _ if IN_PROGRESS.has(fd) => {
                 IN_PROGRESS.set(fd, false);

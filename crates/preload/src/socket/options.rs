@@ -89,7 +89,7 @@ pub unsafe fn getsockopt(
             real::getsockopt(fd, level, name, value, len)
         },
         Some((reply, _)) if reply.status > 0 => {
-            match may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
+            match may_connect_again(fd, socket) && convert::renew_after_failure(fd, socket).is_ok() {
                 // SAFETY: the program's arguments.
                 true => unsafe { real::getsockopt(fd, level, name, value, len) },
                 // The connection has ended, and the engine has forgotten the socket.
@@ -175,7 +175,7 @@ pub unsafe fn setsockopt(
     note_option(level, name);
     // After a failed connection attempt, the engine no longer has the socket. Replace it with a kernel
     // socket. The kernel socket keeps the option until the next connect.
-    if may_connect_again(fd, socket) && convert::renew(fd, socket.kind.is_v6()) {
+    if may_connect_again(fd, socket) && convert::renew_after_failure(fd, socket).is_ok() {
         // SAFETY: the program's arguments.
         return unsafe { convert::set_option(fd, level, name, value, len) };
     }
@@ -283,7 +283,10 @@ pub fn is_in_range(level: c_int, name: c_int, value: &[u8], bound: bool) -> bool
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => number == 0 || (88..=32767).contains(&number),
         (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number != 0 || bound,
         (libc::IPPROTO_IP, libc::IP_TTL) => number == -1 || (1..=255).contains(&number),
-        (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => (-1..=255).contains(&number),
+        (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL)
+        | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => {
+            (-1..=255).contains(&number)
+        }
         _ => true,
     }
 }
@@ -326,7 +329,9 @@ mod tests {
             (tcp, libc::TCP_MAXSEG, vec![0, 88, 32767], vec![-1, 1, 87, 32768]),
             (tcp, libc::TCP_NODELAY, vec![-1, 0, 1, 7], vec![]),
             (ip, libc::IP_TTL, vec![-1, 1, 255], vec![-2, 0, 256]),
+            (ip, libc::IP_MULTICAST_TTL, vec![-1, 0, 255], vec![-2, 256]),
             (ip6, libc::IPV6_UNICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
+            (ip6, libc::IPV6_MULTICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
         ] {
             for value in good {
                 assert!(accepts(level, name, value), "{level} {name} {value}");

@@ -1,5 +1,6 @@
 //! Waits in epoll_wait(2) and epoll_pwait(2).
 
+use super::failed::report_events;
 use super::{of_milliseconds, offloaded, poll_then_sleep, time_ns};
 use crate::epoll::ready;
 use crate::real;
@@ -21,10 +22,11 @@ pub unsafe fn epoll(
     let wait = |timeout, mask: *const sigset_t| {
         // SAFETY: the program's arguments.
         unsafe {
-            match mask.is_null() {
+            let found = match mask.is_null() {
                 true => real::epoll_wait(instance, events, room, timeout),
                 false => real::epoll_pwait(instance, events, room, timeout, mask),
-            }
+            };
+            report_events(found, instance, events)
         }
     };
     // Leave calls with an invalid array to the kernel, because the kernel refuses them. This function must

@@ -1,5 +1,6 @@
 //! Waits in poll(2) and ppoll(2).
 
+use super::failed::report_polled;
 use super::{
     Entry, MOST_POLLED, of_milliseconds, of_timespec, offloaded, poll_then_sleep, time_ns, to_timespec,
 };
@@ -46,9 +47,11 @@ pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c
     unsafe {
         leave_polled(descriptors, count);
         let entry = if timeout == 0 { None } else { polled(descriptors, count) };
-        let Some(entry) = entry else { return real::poll(descriptors, count, timeout) };
+        let Some(entry) = entry else {
+            return report_polled(real::poll(descriptors, count, timeout), descriptors, count);
+        };
         let timeout_ns = of_milliseconds(timeout);
-        poll_then_sleep(
+        let found = poll_then_sleep(
             &entry.patience,
             timeout_ns,
             || real::poll(descriptors, count, 0),
@@ -57,7 +60,8 @@ pub unsafe fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c
                 let rest = if timeout < 0 { null() } else { &raw const rest };
                 real::ppoll(descriptors, count, rest, before)
             },
-        )
+        );
+        report_polled(found, descriptors, count)
     }
 }
 
@@ -77,9 +81,9 @@ pub unsafe fn ppoll(
         let timeout_ns = of_timespec(timeout).filter(|&limit| limit > 0);
         let (Some(limit), Some(entry)) = (timeout_ns, timeout_ns.and_then(|_| polled(descriptors, count)))
         else {
-            return real::ppoll(descriptors, count, timeout, mask);
+            return report_polled(real::ppoll(descriptors, count, timeout, mask), descriptors, count);
         };
-        poll_then_sleep(
+        let found = poll_then_sleep(
             &entry.patience,
             limit,
             || real::poll(descriptors, count, 0),
@@ -88,6 +92,7 @@ pub unsafe fn ppoll(
                 let rest = if timeout.is_null() { null() } else { &raw const rest };
                 real::ppoll(descriptors, count, rest, if mask.is_null() { before } else { mask })
             },
-        )
+        );
+        report_polled(found, descriptors, count)
     }
 }
