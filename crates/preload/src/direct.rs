@@ -12,6 +12,7 @@ pub mod kept;
 mod leave;
 mod post;
 mod receive;
+mod rest;
 mod send;
 mod whole;
 
