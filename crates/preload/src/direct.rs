@@ -13,6 +13,7 @@ mod leave;
 mod post;
 mod receive;
 mod rest;
+mod same;
 mod send;
 mod whole;
 
@@ -77,6 +78,8 @@ struct Entry {
     /// How many more times the library looks for a slot that the connection may have got from the start.
     lookups: AtomicU32,
     patience: Patience,
+    /// Does the same for the rest of a message of which a receive has a part.
+    later_patience: Patience,
     /// Decides whether a receive posts its buffer.
     post_patience: Patience,
     /// Decides whether a large send waits until the engine has read the pair.
@@ -118,6 +121,7 @@ static ENTRIES: [Entry; MOST] = [const {
         receives: AtomicU32::new(0),
         lookups: AtomicU32::new(0),
         patience: Patience::new(),
+        later_patience: Patience::new(),
         post_patience: Patience::new(),
         send_patience: Patience::new(),
     }
@@ -162,6 +166,7 @@ pub fn closing(fd: RawFd) -> Option<Closing> {
         return None;
     }
     entry.note_change();
+    same::await_calls();
     Some(Closing(entry))
 }
 
@@ -178,6 +183,7 @@ impl Drop for Closing {
 pub fn note_closing_all() {
     waiting::forget_all();
     CLOSED_RANGES.fetch_add(1, Ordering::SeqCst);
+    same::await_calls();
 }
 
 /// The number of calls that may have made descriptors blocking or non-blocking.
@@ -275,6 +281,7 @@ extern "C" fn note_fork() {
 
 extern "C" fn note_forked() {
     post::forget_in_child();
+    same::forget_in_child();
 }
 
 /// Lets [`note_fork`] run before each fork.

@@ -2,6 +2,7 @@
 
 use super::leave::{ask, await_move, leave, stop};
 use super::post::Receive;
+use super::same::Same;
 use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
 use crate::signals::BlockedSignals;
 use crate::{errno, fail, real, set_errno, wait};
@@ -109,10 +110,21 @@ unsafe fn take_available(
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
     // SAFETY: the caller promises `len` writable bytes at `buffer`.
-    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len, false) }
+    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len, Part::Any) }
 }
 
-/// Implements [`receive`]. If `whole` is true, returns less than `len` bytes only if no further ones arrive soon.
+/// What a receive is part of.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    /// A call that ends with any bytes.
+    Any,
+    /// A call for a whole message, which has no bytes yet.
+    First,
+    /// A call for a whole message, which has bytes and must not continue with another connection.
+    Later(&'a Same),
+}
+
+/// Implements [`receive`] for a receive that is `part` of a call.
 ///
 /// # Safety
 /// As for [`receive`].
@@ -122,11 +134,11 @@ pub(super) unsafe fn receive_from(
     slot: Slot,
     buffer: *mut c_void,
     len: usize,
-    whole: bool,
+    part: Part,
 ) -> Option<ssize_t> {
-    let part = iovec { iov_base: buffer, iov_len: len };
+    let room = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
-    let take = || unsafe { receive_available(fd, &part, 1, true) };
+    let take = || unsafe { receive_available(fd, &room, 1, true) };
     if let Some(bytes) = take() {
         return Some(bytes);
     }
@@ -136,7 +148,8 @@ pub(super) unsafe fn receive_from(
         return None;
     }
     let wait_ns = wait::time_ns();
-    if entry.patience.skips() {
+    let patience = if matches!(part, Part::Later(_)) { &entry.later_patience } else { &entry.patience };
+    if patience.skips() {
         // Leave the ring. The engine wakes a thread that sleeps in the kernel only through the socket pair.
         return if stop(fd, slot) { None } else { take() };
     }
@@ -147,8 +160,11 @@ pub(super) unsafe fn receive_from(
     {
         return None;
     }
-    // SAFETY: the program's arguments.
-    let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
+    let receive = || match part {
+        Part::Later(same) => same.receive(buffer, len),
+        // SAFETY: the program's arguments.
+        _ => unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) },
+    };
     // If the ring is open, do not read the socket pair first. Received bytes then usually arrive in the ring.
     if slot.receive().is_idle() {
         match receive() {
@@ -170,14 +186,17 @@ pub(super) unsafe fn receive_from(
     // From here on, check only that the slot still belongs to the same socket. Do not check the descriptor,
     // because another thread may close it. Like a receive that sleeps in the kernel, the call must then
     // continue.
-    let is_unchanged =
-        || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
+    let is_unchanged = || {
+        let closed = matches!(part, Part::Later(same) if same.is_closed());
+        slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot) && !closed
+    };
     // SAFETY: the program's arguments.
-    let take_known = || unsafe { take_available(fd, slot, &part, 1, true, is_unchanged) };
+    let take_known = || unsafe { take_available(fd, slot, &room, 1, true, is_unchanged) };
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let waited = match buffers::are_used() {
-        true => Receive { fd, entry, slot, buffer, len, whole }.wait(start + wait_ns, is_unchanged),
+        true => Receive { fd, entry, slot, buffer, len, whole: !matches!(part, Part::Any) }
+            .wait(start + wait_ns, is_unchanged),
         false => None,
     };
     if waited.is_some() {
@@ -185,7 +204,7 @@ pub(super) unsafe fn receive_from(
     }
     while waited.is_none() && !slot.receive().is_idle() && now < start + wait::BRIEF_NS.min(wait_ns) {
         if let Some(bytes) = take_known() {
-            entry.patience.note(true);
+            patience.note(true);
             set_errno(before);
             return Some(bytes);
         }
@@ -196,7 +215,7 @@ pub(super) unsafe fn receive_from(
         None => BlockedSignals::new(),
         Some((0, signals)) => signals,
         Some((placed, signals)) => {
-            entry.patience.note(true);
+            patience.note(true);
             signals.release(false);
             set_errno(before);
             return Some(placed as ssize_t);
@@ -233,7 +252,7 @@ pub(super) unsafe fn receive_from(
     if received.is_none() && !stop(fd, slot) {
         received = take();
     }
-    entry.patience.note(received.is_some());
+    patience.note(received.is_some());
     let interrupts = signals.release(received.is_none());
     set_errno(if received == Some(-1) { failure } else { before });
     match received {
