@@ -15,7 +15,7 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. In every version, it is the first byte of a message. A side that refuses a
 /// message can therefore name the message's version.
-pub const VERSION: u8 = 13;
+pub const VERSION: u8 = 14;
 /// The most requests of one client that the engine processes in one turn. A client sends [`Operation::Open`]
 /// only if it has sent fewer requests since the engine's last reply. So an engine with one thread processes
 /// all these requests before the first request of a client that connects later. This order matters because a
@@ -65,7 +65,8 @@ pub enum Operation {
     /// [`Operation::Connect`]. There is no reply.
     Start = 9,
     /// Like [`Operation::SetOption`], but with a reply: status 0 when the option is in effect, otherwise an
-    /// errno.
+    /// errno. With SO_PRIORITY, the engine restores the program's end of a connection that is being opened over a kept pair once that is
+    /// established. The library otherwise restores the end itself.
     SetOptionNow = 10,
     /// Removes the remote address of a connected UDP socket. The request carries the program's end.
     Disconnect = 11,
@@ -81,7 +82,8 @@ pub enum Operation {
     /// Connects a new TCP socket to [`Message::remote`] over a socket pair that the library has created. The
     /// request carries two descriptors: first the engine's end, then the program's end. The library has
     /// filled the program's end with `number` bytes. So the program's end is not writable until the
-    /// connection is established.
+    /// connection is established. If `level` is not 0, the request carries no descriptors, and the connection gets the kept pair of the slot
+    /// with the number `level` - 1 ([`crate::slots::Life`]).
     ///
     /// There is no reply. If the request fails, the engine stores the errno in the name of its end
     /// ([`crate::name`]). It does the same when a connection fails later. The engine accepts the request only

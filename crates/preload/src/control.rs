@@ -154,7 +154,7 @@ fn open(flags: c_int) -> Option<RawFd> {
 /// Sends a request without a reply, with the descriptors `ends`, over the control connection. `expected` is
 /// the inode of that connection's socket. Returns false, without sending, if the connection is in use, gone,
 /// or another process's. Also returns false if the engine has not answered for [`MOST_AHEAD`] requests.
-pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool {
+pub fn send_ends(message: &mut Message, ends: &[RawFd], expected: u64) -> bool {
     debug_assert!(!message.operation.has_reply());
     name_program(message);
     without_cancellation(|| {
@@ -162,16 +162,19 @@ pub fn send_ends(message: &mut Message, ends: [RawFd; 2], expected: u64) -> bool
             return false;
         }
         let fd = CONNECTION.load(Ordering::Relaxed);
-        let sent = fd >= 0
-            && UNANSWERED.load(Ordering::Relaxed) < MOST_AHEAD
-            && inode(fd) == Some(expected)
-            && send(fd, &message.encode(), &ends);
+        let sent =
+            fd >= 0 && may_send_ahead() && inode(fd) == Some(expected) && send(fd, &message.encode(), ends);
         if sent {
             UNANSWERED.fetch_add(1, Ordering::Relaxed);
         }
         IN_USE.store(false, Ordering::Release);
         sent
     })
+}
+
+/// Returns true if the engine has answered recently enough for a request without a reply.
+pub fn may_send_ahead() -> bool {
+    UNANSWERED.load(Ordering::Relaxed) < MOST_AHEAD
 }
 
 /// Sends a question to the engine over a new connection, and does not wait. Returns the descriptor of this connection,

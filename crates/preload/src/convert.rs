@@ -8,6 +8,7 @@ pub use options::{add_listener_options, copy_timeouts, set_option, usual_option}
 pub use replace::{bind_again, leave_engine, renew, renew_after_failure, replace_listener, unbind};
 
 use crate::control::Unanswered;
+use crate::direct::kept;
 use crate::{control, datagram, direct, errno, open, real, set_errno, settings, socket, wait};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation};
@@ -152,11 +153,12 @@ fn offer_candidate(
     let alone = connects && real::is_single_threaded();
     if alone
         && plain
-        && let Some(new) = open::connect(address, socket.v6)
+        && let Some(new) = open::connect(fd, address, socket.v6)
     {
-        return match replace(fd, new, false, plain) {
+        return match replace(fd, new.end, false, plain) {
             true => {
                 direct::expect_slot(fd);
+                kept::opened::note_opened(fd, new.was_kept);
                 Conversion::Engine
             }
             false => stays(&message, b"the descriptor could not be replaced", true),

@@ -157,7 +157,7 @@ static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
 #[must_use]
 pub fn closing(fd: RawFd) -> Option<Closing> {
     waiting::forget(fd);
-    kept::forbid(fd);
+    kept::forget(fd);
     let entry = entry(fd)?;
     if entry.sight.load(Ordering::Relaxed) != UNKNOWN {
         entry.sight.store(UNKNOWN, Ordering::Relaxed);
@@ -220,7 +220,7 @@ static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 
 /// Records that the descriptor gets a new socket, which no other descriptor has. Removes its slot from the table.
 pub fn note_new(fd: RawFd) {
-    kept::forbid(fd);
+    kept::forget(fd);
     if let Some(entry) = entry(fd) {
         let sight = if entry.sight.load(Ordering::Relaxed) == UNSEEN { UNSEEN } else { SEEN };
         drop(closing(fd));
@@ -236,6 +236,7 @@ pub fn note_new(fd: RawFd) {
 /// Records that bytes may be sent on the socket of `fd` in ways that the library does not see: through another descriptor,
 /// by another program, by a stream of the C library, or by the kernel itself.
 pub fn note_unseen(fd: RawFd) {
+    kept::opened::restore(fd);
     let Some(entry) = entry(fd) else { return };
     entry.sight.store(UNSEEN, Ordering::SeqCst);
     slot(fd).iter().for_each(|slot| slot.pair().note_unseen());
@@ -254,6 +255,7 @@ fn note_shared(fd: RawFd) {
 
 /// Records that another process may use the socket of `fd`.
 fn lose_sight(fd: RawFd) {
+    kept::opened::restore(fd);
     if let Some(entry) = entry(fd) {
         let _ = entry.sight.compare_exchange(SEEN, UNKNOWN, Ordering::SeqCst, Ordering::Relaxed);
     }
@@ -334,6 +336,7 @@ pub struct Sending(Option<Slot>);
 /// Begins a [`Sending`] on `fd`.
 #[inline]
 pub fn sending(fd: RawFd) -> Sending {
+    kept::opened::restore(fd);
     let slot = slot(fd);
     slot.iter().for_each(|slot| slot.pair().note_sent());
     Sending(slot)

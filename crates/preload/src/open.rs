@@ -7,7 +7,9 @@
 //! would get a copy of the engine's end of the pair. The program would then not see the end of the
 //! connection.
 
-use crate::{control, real};
+use crate::control;
+use crate::direct::kept::opened::{self, Opened};
+use crate::real;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SocketKind, SocketName};
@@ -51,14 +53,17 @@ pub fn permit(ip: IpAddr) {
     }
 }
 
-/// Begins a connection to `remote` over a new socket pair. Returns the program's end of the pair. Returns
+/// Begins a connection of `fd` to `remote` over a new socket pair, or over a kept one. Returns the program's end of the pair. Returns
 /// `None`, without effect, if the engine must be asked first. Also returns `None` if no pair can be created,
 /// for example because the process has too many descriptors.
-pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
+pub fn connect(fd: RawFd, remote: SocketAddr, v6: bool) -> Option<Opened> {
     let inode = control::kept_inode()?;
     let mixed = mix(remote.ip(), inode);
     if place(mixed).load(Ordering::Relaxed) != mixed || remote.port() == 0 {
         return None;
+    }
+    if let Some(end) = opened::open(fd, remote, v6, inode) {
+        return Some(Opened { end, was_kept: true });
     }
     let mut ends = [-1; 2];
     // SAFETY: the call writes the two descriptors.
@@ -72,7 +77,7 @@ pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
     let sent = prepare(engine, program, remote, v6).is_some_and(|filled| {
         let mut message = Message::new(Operation::Open);
         (message.v6, message.remote, message.number) = (v6, Some(remote), filled);
-        control::send_ends(&mut message, ends, inode)
+        control::send_ends(&mut message, &ends, inode)
     });
     // SAFETY: this function created both descriptors. `program` stays open only if it is returned.
     unsafe {
@@ -81,7 +86,7 @@ pub fn connect(remote: SocketAddr, v6: bool) -> Option<RawFd> {
             libc::close(program);
         }
     }
-    sent.then_some(program)
+    sent.then_some(Opened { end: program, was_kept: false })
 }
 
 /// Binds the program's end to the name of the socket. Fills the send buffer of the program's end, because a
@@ -104,16 +109,7 @@ fn prepare(engine: RawFd, program: RawFd, remote: SocketAddr, v6: bool) -> Optio
         return None;
     }
     let set = |name, value| real::set_option(program, libc::SOL_SOCKET, name, value).then_some(()).ok_or(());
-    let filled = filler::fill(set, |bytes| {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the bytes outlive the call.
-        match unsafe { real::send(program, bytes.as_ptr().cast(), bytes.len(), flags) } {
-            sent if sent > 0 => Ok(Some(sent as usize)),
-            _ if crate::errno() == libc::EAGAIN => Ok(None),
-            _ => Err(()),
-        }
-    });
-    filled.ok().map(|filled| filled as c_int)
+    filler::fill(set, |bytes| opened::fill_from(program, bytes)).ok().map(|filled| filled as c_int)
 }
 
 /// Returns a random number. The names of the socket pairs that this process creates contain it. `None` if the

@@ -40,7 +40,9 @@ impl Flags {
 
     /// Returns the facts about the offloaded socket `fd`.
     pub fn of(fd: RawFd) -> Self {
-        Self(real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0))
+        let flags = real::option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0);
+        let stale = flags & Self::CONNECTING != 0 && kept::opened::has_stale_mark(fd);
+        Self(if stale { flags & !Self::CONNECTING } else { flags })
     }
 
     /// Returns true if `flag` is set.

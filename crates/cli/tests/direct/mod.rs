@@ -2,12 +2,13 @@
 //! run `peer.py`, and the engine runs their sockets. The client checks every byte.
 
 use super::{Lab, Running, must};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 pub const PEER: &str = include_str!("peer.py");
 const KEPT: &str = include_str!("kept.py");
+const OPENED: &str = include_str!("opened.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
@@ -159,6 +160,36 @@ fn accepted_connections_over_kept_pairs_behave_as_others() {
     let said = must(lab.offloaded(PYTHON).args(["-c", KEPT]));
     assert_eq!(String::from_utf8_lossy(&said), "all right\n");
     lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}
+
+/// As for accepted connections, the engine polls for long.
+#[test]
+fn connections_opened_over_kept_pairs_behave_as_others() {
+    let Some(mut lab) = Lab::new("direct-opened", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback", "--spin", "100ms"]);
+    for part in ["hostile", "all"] {
+        let said = must(lab.offloaded(PYTHON).args(["-c", OPENED, part]));
+        assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+        lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn kept_pairs_of_an_engine_that_has_ended_get_no_connection() {
+    let Some(mut lab) = Lab::new("direct-opened-end", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback", "--spin", "100ms"]);
+    let mut command = lab.offloaded(PYTHON);
+    command.args(["-c", OPENED, "restart"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = command.spawn().unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    let mut engine = lab.engine.take().unwrap();
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    lab.serve(&["--loopback", "--spin", "100ms"]);
+    program.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "all right");
+    assert!(program.wait().unwrap().success());
 }
 
 #[test]

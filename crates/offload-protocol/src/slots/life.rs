@@ -12,6 +12,10 @@ const CLOSED: u64 = 2;
 const KEPT: u64 = 3;
 /// The program closes its end of the pair, or has closed it.
 const ENDED: u64 = 4;
+/// The program opens a connection over its end of the pair.
+const ASKED: u64 = 5;
+/// The engine establishes the connection that the program opens.
+const CONNECTING: u64 = 6;
 /// The bits of the state. The others have the number of the connection.
 const STATES: u64 = 7;
 
@@ -20,10 +24,15 @@ const STATES: u64 = 7;
 /// ```text
 ///             accept (program)          close (program)          keep (engine)
 ///        NEW -----------------> ACCEPTED --------------> CLOSED --------------> KEPT
-///         ^                                                 |                    | |
-///         |                                                 +--- end (program) --|-+--> ENDED
-///         +------------------------- reuse (engine) ------------------------------+
+///         ^                      ^                          |                   | | |
+///         |                      |                          +--- end (program) -|-+-|--> ENDED
+///         +----------------------|----- reuse (engine) -------------------------+   |
+///                                |                                                  |
+///               establish (engine)         connect (engine)        ask (program)    |
+///                  CONNECTING <------------------- ASKED <--------------------------+
 /// ```
+///
+/// A new pair of a connection that the program opens begins in state ACCEPTED.
 pub struct Life<'a, W>(pub &'a W);
 
 impl<W: Word> Life<'_, W> {
@@ -67,6 +76,45 @@ impl<W: Word> Life<'_, W> {
     pub fn reuse(&self, id: u64) -> bool {
         let now = self.0.load();
         now & STATES == KEPT && self.0.exchange(now, word(id, NEW))
+    }
+
+    /// Returns true if a program may open a connection over the pair.
+    pub fn is_kept(&self) -> bool {
+        self.state() == KEPT
+    }
+
+    /// Reserves a kept pair for a connection that the program opens. Returns false if another connection has it.
+    #[must_use]
+    pub fn ask(&self) -> bool {
+        self.change(KEPT, ASKED)
+    }
+
+    /// Ends a pair that the program has reserved. Returns false if it does not belong to the program any more.
+    pub fn withdraw(&self) -> bool {
+        self.change(ASKED, ENDED)
+    }
+
+    /// Returns true if the program has reserved the pair.
+    pub fn is_asked(&self) -> bool {
+        self.state() == ASKED
+    }
+
+    /// Begins the life of connection `id`, which the program opens over its reserved pair. Returns false if it has none.
+    #[must_use]
+    pub fn connect(&self, id: u64) -> bool {
+        let now = self.0.load();
+        now & STATES == ASKED && self.0.exchange(now, word(id, CONNECTING))
+    }
+
+    /// Records that the connection is established, so that the program may use its slot. Does nothing if a hostile program has changed the
+    /// state.
+    pub fn establish(&self) {
+        let _ = self.change(CONNECTING, ACCEPTED);
+    }
+
+    /// Returns true while the connection is being established over a kept pair.
+    pub fn is_connecting(&self) -> bool {
+        self.state() == CONNECTING
     }
 
     /// Ends the pair of a closed connection. Returns true if no other connection gets it, so that the program may close its end.

@@ -3,7 +3,7 @@
 use super::kept::KeptPair;
 use crate::lock;
 use crate::stack::arena::Key;
-use inlane_offload_protocol::slots::{Area, SLOTS, Slot};
+use inlane_offload_protocol::slots::{Area, Life, SLOTS, Slot};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -135,6 +135,12 @@ impl SharedArea {
         });
         reserved.ok()?;
         if self.keeps.load(Ordering::Relaxed) & 1 << index != 0 {
+            let slot = self.area().slot(index)?;
+            if !slot.life().end() && slot.life().is_asked() {
+                // The program opens a connection over the pair.
+                self.release(index, false);
+                return None;
+            }
             drop(self.take_pair(index));
         }
         self.assume(index, key)
@@ -170,26 +176,50 @@ impl SharedArea {
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
             rest &= rest - 1;
-            if self.used.load(Ordering::Relaxed) & 1 << index != 0
-                || !lock(&self.kept)[index].as_ref().is_some_and(&fits)
-                || self.used.fetch_or(1 << index, Ordering::Acquire) & 1 << index != 0
-            {
-                continue;
-            }
-            match (self.take_pair(index), self.area().slot(index)) {
-                (Some(pair), Some(slot)) if fits(&pair) => {
-                    // The program closes kept ends whose slot has another inode.
-                    slot.header().inode.store(pair.inode(), Ordering::Release);
-                    if slot.life().reuse(id) {
-                        return Some((index, pair));
-                    }
-                    slot.header().inode.store(0, Ordering::Relaxed);
-                    drop(pair);
-                    self.release(index, false);
-                }
-                _ => self.release(index, false),
+            if let Some(pair) = self.take_kept_of(index, &fits, |life| life.reuse(id)) {
+                return Some((index, pair));
             }
         }
+        None
+    }
+
+    /// Takes the kept pair of slot `index`, over which the program opens connection `id`, and reserves the slot. Returns `None` if there is
+    /// no such pair for which `fits` returns true.
+    pub(super) fn take_asked(
+        &self,
+        index: usize,
+        id: u64,
+        fits: impl Fn(&KeptPair) -> bool,
+    ) -> Option<KeptPair> {
+        self.take_kept_of(index, &fits, |life| life.connect(id))
+    }
+
+    /// Takes the kept pair of slot `index` if `fits` and then `begins` return true, and reserves the slot.
+    fn take_kept_of(
+        &self,
+        index: usize,
+        fits: &impl Fn(&KeptPair) -> bool,
+        begins: impl FnOnce(Life<'_, AtomicU64>) -> bool,
+    ) -> Option<KeptPair> {
+        let slot = self.area().slot(index)?;
+        if self.used.load(Ordering::Relaxed) & 1 << index != 0
+            || !lock(&self.kept)[index].as_ref().is_some_and(fits)
+            || self.used.fetch_or(1 << index, Ordering::Acquire) & 1 << index != 0
+        {
+            return None;
+        }
+        if let Some(pair) = self.take_pair(index).filter(fits) {
+            // The program closes kept ends whose slot has another inode.
+            slot.header().inode.store(pair.inode(), Ordering::Release);
+            if begins(slot.life()) {
+                return Some(pair);
+            }
+            slot.header().inode.store(0, Ordering::Relaxed);
+            if slot.life().is_asked() {
+                self.keep(index, pair);
+            }
+        }
+        self.release(index, false);
         None
     }
 

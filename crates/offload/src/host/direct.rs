@@ -266,6 +266,16 @@ impl Direct {
         self.inode
     }
 
+    /// Records that the connection `id` need not be accepted, because the program has opened it.
+    pub fn note_accepted(&self, id: u64) {
+        let _ = self.slot.life().accept(id);
+    }
+
+    /// Records that the connection, which the program opens over a kept pair, is established.
+    pub fn note_established(&self) {
+        self.slot.life().establish();
+    }
+
     /// Returns true if the program has accepted the connection.
     pub fn is_accepted(&self) -> bool {
         self.slot.life().is_accepted()

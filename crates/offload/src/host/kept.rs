@@ -1,5 +1,6 @@
-//! Keeps the pair of an accepted connection that the program has closed in its slot, for a later connection of the same program. A new
-//! pair costs both sides several system calls.
+//! Keeps the pair of a connection that the program has closed in its slot, for a later connection of the same program. A new
+//! pair costs both sides several system calls. The pair of an accepted connection is for another accepted one, and that of a connection
+//! that the program has opened for another one that it opens.
 
 use super::Engine;
 use super::area::SharedArea;
@@ -8,7 +9,7 @@ use super::control::Client;
 use super::control::Request;
 use super::pair;
 use super::permits::Permit;
-use super::request::{NewSocket, OwningProgram, Reply};
+use super::request::{NewSocket, OwningProgram, Refusal, Reply};
 use super::socket::{Attachment, Pair, Pending, ProgramEnd, Socket, StreamPair};
 use crate::lock;
 use crate::stack::arena::Key;
@@ -30,6 +31,8 @@ pub(super) struct KeptPair {
     inode: (u64, u64),
     /// True for family AF_INET6.
     v6: bool,
+    /// True if the program opens connections over the pair.
+    opened: bool,
     /// The epoll instance that watches the end.
     epoll: Arc<OwnedFd>,
     /// Counts the pair as a socket of its process.
@@ -73,6 +76,13 @@ pub(super) struct Reused {
     assigned: bool,
 }
 
+impl Reused {
+    /// Returns the engine's end of the pair.
+    pub(super) fn end(&self) -> Option<&OwnedFd> {
+        self.pair.as_ref()?.end.as_ref()
+    }
+}
+
 impl Drop for Reused {
     fn drop(&mut self) {
         if !self.assigned {
@@ -97,8 +107,19 @@ impl Engine {
             && options.linger.is_none();
         let area = lock(&client.upgrade()?.area).clone().filter(|area| plain && area.keeps_pairs())?;
         let id = self.next_id();
-        let (index, pair) =
-            area.take_kept(id, |pair| pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll))?;
+        let (index, pair) = area
+            .take_kept(id, |pair| !pair.opened && pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll))?;
+        Some(Reused { area, index, id, pair: Some(pair), assigned: false })
+    }
+
+    /// Takes the kept pair over which a program opens a connection with the request [`Operation::Open`]. Returns `None` if there is none.
+    pub(super) fn take_asked(&mut self, request: &Request) -> Option<Reused> {
+        let index = usize::try_from(request.message.level).ok()?.checked_sub(1)?;
+        let area = lock(&request.client.area).clone()?;
+        let (id, v6) = (self.next_id(), request.message.v6);
+        let pair = area.take_asked(index, id, |pair| {
+            pair.opened && pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll)
+        })?;
         Some(Reused { area, index, id, pair: Some(pair), assigned: false })
     }
 
@@ -128,6 +149,23 @@ impl Engine {
         Some((key, reused.index as u8, name))
     }
 
+    /// Takes the program's end of a connection that is being opened over a kept pair, and restores it once the connection is established, as
+    /// the end of a new pair. The library asks for that if another process or descriptor may get the end before.
+    pub(super) fn take_program_end(&mut self, key: Key, request: &Request) -> Reply {
+        let program = request.attached.as_ref().ok_or(libc::EBADF)?;
+        let duplicate = self.duplicate(program, request.process, request.user)?;
+        let Some(Socket { attachment: Attachment { pair: Pair::Stream(pair), .. }, .. }) =
+            self.stack.sockets.get_mut(key)
+        else {
+            return Err(Refusal::Errno(libc::EINVAL));
+        };
+        match &mut pair.filled {
+            Some(filled) if filled.program().is_none() => filled.give_program(duplicate),
+            _ => return Err(Refusal::Errno(libc::EINVAL)),
+        }
+        Ok((Message::new(Operation::SetOption), None))
+    }
+
     /// Keeps the pair of a connection that has ended, if the program has closed it in its slot. Returns false if it must be closed.
     pub(super) fn keep_pair(&mut self, key: Key) -> bool {
         let epoll = self.epoll.clone();
@@ -153,6 +191,7 @@ impl Engine {
             cookie: *cookie,
             inode: direct.inode(),
             v6: *v6,
+            opened: pair.opened,
             epoll,
             permit,
             closer: closer.clone(),

@@ -12,6 +12,7 @@ use super::pair::{self, Filled};
 use super::permits::Permit;
 use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
 use super::socket::{Pair, StreamPair};
+use crate::stack::network::Route;
 use crate::stack::options::SocketOptions;
 use crate::stack::socket::Role;
 use crate::stack::stream::Stream;
@@ -38,10 +39,16 @@ impl Engine {
     /// Connects a new socket over the socket pair that came with the request. If this fails, writes the errno
     /// into the name of the engine's end, as for a connection that fails later.
     pub(super) fn open(&mut self, now: u64, request: &mut Request) -> Reply {
+        if self.shared.is_some() || !is_trusted(request.user) {
+            return Err(Refusal::Errno(libc::EPERM));
+        }
+        if request.message.level != 0 {
+            return self.open_over_kept(now, request);
+        }
         let (Some(end), Some(program)) = (&request.attached, &request.second) else {
             return Err(Refusal::Errno(libc::EBADF));
         };
-        if self.shared.is_some() || !is_trusted(request.user) || !pair::are_ends(end, program) {
+        if !pair::are_ends(end, program) {
             return Err(Refusal::Errno(libc::EPERM));
         }
         if self.closer.free_after(end).min(self.closer.free_after(program)) == 0 {
@@ -74,7 +81,7 @@ impl Engine {
         };
         let (flow, id) = (stream.flow, self.next_id());
         let client = Arc::downgrade(&request.client);
-        let pair = StreamPair { filled: Some(filled), client, ..StreamPair::new() };
+        let pair = StreamPair { filled: Some(filled), client, opened: true, ..StreamPair::new() };
         let role = (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)));
         let options = SocketOptions::default();
         let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit: Arc::new(permit) };
@@ -98,7 +105,58 @@ impl Engine {
         if self.by_cookie.contains_key(&cookie) {
             return Err(Refusal::Errno(libc::EEXIST));
         }
-        let filled = Filled::prepared(program.clone(), message.number)?;
+        let filled = Filled::prepared(Some(program.clone()), message.number)?;
+        let (flow, route) = self.choose_flow(request)?;
+        let permit = self.admit_socket(request.process, request.user, [end, &program])?;
+        let options = SocketOptions::default();
+        let stream = self.stack.open_stream(now, flow, route, &options)?;
+        Ok((stream, filled, cookie, program, permit))
+    }
+
+    /// Connects a new socket over a kept pair, whose slot the request names. If this fails, writes the errno as [`Engine::open`].
+    fn open_over_kept(&mut self, now: u64, request: &Request) -> Reply {
+        let reused = self.take_asked(request).ok_or(libc::EBADF)?;
+        let end = reused.end().ok_or(libc::EBADF)?;
+        // The program has given the connection up before the engine has read the request.
+        if pair::hung_up(end.as_raw_fd()) {
+            return Err(Refusal::Errno(libc::ECONNABORTED));
+        }
+        let options = SocketOptions::default();
+        let prepared =
+            Filled::prepared(None, request.message.number).map_err(Refusal::from).and_then(|filled| {
+                let (flow, route) = self.choose_flow(request)?;
+                Ok((self.stack.open_stream(now, flow, route, &options)?, filled))
+            });
+        let (stream, filled) = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                let Refusal::Errno(errno) = refusal else { return Err(refusal) };
+                let id = self.next_id();
+                pair::set_end(end, End::Failed(errno), self.number, id, None, &[]);
+                return Err(refusal);
+            }
+        };
+        let flow = stream.flow;
+        let client = Arc::downgrade(&request.client);
+        let pair = StreamPair {
+            filled: Some(filled),
+            client,
+            opened: true,
+            opened_over_kept: true,
+            ..StreamPair::new()
+        };
+        let role = (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)));
+        let addresses = (flow.local, flow.remote);
+        let created = self.create_over_kept(now, owner(request), addresses, options, role, reused);
+        let (key, ..) = created.ok_or(libc::ENOBUFS)?;
+        self.claim_flow(flow, key);
+        self.stack.touch(key);
+        Ok((Message::new(Operation::Open), None))
+    }
+
+    /// Returns the flow and the route of the connection for a request.
+    fn choose_flow(&mut self, request: &Request) -> Result<(Flow, Route), Refusal> {
+        let message = &request.message;
         let remote = this_host(canonical(message.remote.ok_or(libc::EINVAL)?));
         if remote.port() == 0 {
             return Err(Refusal::Errno(libc::ECONNREFUSED));
@@ -112,10 +170,7 @@ impl Engine {
         let route = self.stack.network.route(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let source = self.stack.network.source(remote.ip()).ok_or(libc::ENETUNREACH)?;
         let local = self.stack.ephemeral(source, remote).ok_or(libc::EADDRNOTAVAIL)?;
-        let permit = self.admit_socket(request.process, request.user, [end, &program])?;
-        let options = SocketOptions::default();
-        let stream = self.stack.open_stream(now, Flow { local, remote }, route, &options)?;
-        Ok((stream, filled, cookie, program, permit))
+        Ok((Flow { local, remote }, route))
     }
 }
 

@@ -13,6 +13,9 @@ use inlane_offload_protocol::message::{Message, Operation, write_options};
 impl Engine {
     pub(super) fn set_option(&mut self, now: u64, request: &Request) -> Reply {
         let key = self.attached(request)?;
+        if (request.message.level, request.message.name) == (libc::SOL_SOCKET, libc::SO_PRIORITY) {
+            return self.take_program_end(key, request);
+        }
         self.drain_datagrams(now, key);
         let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
         let message = &request.message;

@@ -169,7 +169,7 @@ impl Engine {
             return Err(rustix::io::Errno::BADF);
         };
         let awaits_room = match pair {
-            Pair::Stream(pair) if pair.reused.is_some() => {
+            Pair::Stream(pair) if pair.reused.is_some() || pair.opened_over_kept => {
                 let token = epoll::EventData::new_u64(key.to_u64());
                 return epoll::modify(&self.epoll, end, token, pair::events(pair.awaits_room));
             }

@@ -181,6 +181,10 @@ pub struct StreamPair {
     pub unaccepted: bool,
     /// The listener of a connection that has got a kept pair. `None` for a new pair.
     pub reused: Option<Key>,
+    /// True if the program has opened the connection.
+    pub opened: bool,
+    /// True if the program has opened the connection over a kept pair.
+    pub opened_over_kept: bool,
     /// True if the program has closed the connection and keeps its end of the pair.
     pub closed_in_slot: bool,
     /// The program's end of the pair while the connection is being established. Its send buffer is

@@ -153,9 +153,14 @@ impl Engine {
             Some((pair.filled.take()?, pair.client.clone()))
         };
         let Some((filled, client)) = pair_of(&mut self.stack) else { return };
-        self.give_slot(now, key, &client, filled.program());
+        if let Some(program) = filled.program() {
+            self.give_slot(now, key, &client, program);
+        }
         let attachment = self.stack.sockets.get(key).map(|socket| &socket.attachment);
-        if let Some(Attachment { end: Some(end), closer, .. }) = attachment {
+        if let Some(Attachment { end: Some(end), closer, pair: Pair::Stream(pair), .. }) = attachment {
+            if pair.opened_over_kept {
+                pair.direct.iter().for_each(|direct| direct.note_established());
+            }
             filled.release(end, closer);
         }
     }

@@ -265,6 +265,6 @@ fn check_family(local: SocketAddr, remote: SocketAddr) -> Result<(), Refusal> {
 /// Returns the role of a new connection, and the state of its pair. The pair is empty, so epoll will report the program's
 /// first data.
 fn new_role(stream: Stream, request: &Request) -> (Role, Pair) {
-    let pair = StreamPair { client: Arc::downgrade(&request.client), ..StreamPair::new() };
+    let pair = StreamPair { client: Arc::downgrade(&request.client), opened: true, ..StreamPair::new() };
     (Role::Stream(Box::new(stream)), Pair::Stream(Box::new(pair)))
 }

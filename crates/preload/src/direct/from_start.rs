@@ -82,6 +82,9 @@ pub(super) fn find(fd: RawFd, entry: &Entry) -> Option<Slot> {
     set_errno(before);
     let (inode, device) = identity?;
     let slot = area.find(inode).filter(|slot| slot.header().device.load(Ordering::Relaxed) == device)?;
+    if slot.life().is_connecting() {
+        return None;
+    }
     entry.lookups.store(0, Ordering::Relaxed);
     ready::forget_outdated(slot);
     entry.slot.store(slot.as_ptr(), Ordering::Release);

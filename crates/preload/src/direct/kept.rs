@@ -1,5 +1,5 @@
 //! Keeps the program's ends of the pairs of connections that the program has accepted and closed. A later accepted connection gets the
-//! same pair, so that neither side creates and closes one.
+//! same pair, so that neither side creates and closes one. In the same way, [`opened`] opens connections over ends of earlier ones.
 //!
 //! Each slot of shared memory has at most one kept end, under a high number. While a connection lives, only the program's own descriptor
 //! refers to its pair: [`close`] moves the end from there to the high number, and [`accept`] moves it back.
@@ -13,6 +13,8 @@
 //! A pair is kept only if no descriptor but the closed one can refer to it, nothing waits in it, and the program has changed none of its
 //! properties. Otherwise the descriptor is closed as usual. After a fork, or after the program has passed a descriptor, no pair is kept any
 //! more, because another process may have a descriptor of it, or may accept from the listener.
+
+pub mod opened;
 
 use crate::unconnected::Hint;
 use crate::{control, direct, epoll, errno, real, set_errno, socket};
@@ -64,12 +66,7 @@ pub fn allow(fd: RawFd, name: &SocketName, reused: bool) -> bool {
     if !reused && !slot.life().accept(name.socket) {
         return false;
     }
-    let mut bytes = [0; 2 * address::LEN];
-    bytes[..address::LEN].copy_from_slice(&address::encode(Some(name.local)));
-    bytes[address::LEN..].copy_from_slice(&address::encode(name.remote));
-    for (word, bytes) in ADDRESSES[index].iter().zip(bytes.chunks_exact(8)) {
-        word.store(u64::from_ne_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
-    }
+    store_addresses(index, Some(name.local), name.remote);
     if !reused {
         // If the slot had another pair before, the engine has closed that.
         close_kept(index, PARKED[index].swap(0, Ordering::SeqCst) - 1);
@@ -78,8 +75,24 @@ pub fn allow(fd: RawFd, name: &SocketName, reused: bool) -> bool {
     true
 }
 
+fn store_addresses(index: usize, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
+    let mut bytes = [0; 2 * address::LEN];
+    bytes[..address::LEN].copy_from_slice(&address::encode(local));
+    bytes[address::LEN..].copy_from_slice(&address::encode(remote));
+    for (word, bytes) in ADDRESSES[index].iter().zip(bytes.chunks_exact(8)) {
+        word.store(u64::from_ne_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
+    }
+}
+
 fn index_of(slot: Slot) -> Option<usize> {
     control::area()?.index_of(slot)
+}
+
+/// Forgets the connection `fd`, because its descriptor is closed or gets another socket.
+#[inline]
+pub fn forget(fd: RawFd) {
+    forbid(fd);
+    opened::forget(fd);
 }
 
 /// Records that the pair of `fd` must not be kept, because the program changes a property that the kernel has.
@@ -141,6 +154,10 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
     if !adopt_area(slot, index) {
         return false;
     }
+    let opened = opened::of(fd, index, header.inode.load(Ordering::Acquire));
+    if opened.as_ref().is_some_and(|kept| !kept.is_usable()) {
+        return false;
+    }
     let Some((parked, inode)) = park(fd, slot, index) else { return false };
     let closing = direct::closing(fd);
     // SAFETY: has no preconditions. The program closes `fd`.
@@ -160,6 +177,7 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
     }
     close_kept(index, PARKED[index].swap(0, Ordering::SeqCst) - 1);
     INODES[index].store(inode, Ordering::SeqCst);
+    opened::keep(index, opened.as_ref());
     PARKED[index].store(parked + 1, Ordering::SeqCst);
     NUMBERS.set(parked, true);
     let closed = slot.send().end(claim) && slot.life().close();
@@ -387,6 +405,7 @@ fn give_up(fd: RawFd) {
 pub fn note_option(fd: RawFd, level: c_int) {
     if level != libc::IPPROTO_TCP {
         forbid(fd);
+        opened::restore(fd);
     }
 }
 

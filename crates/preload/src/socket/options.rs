@@ -1,6 +1,7 @@
 //! Implements getsockopt(2) and setsockopt(2) for an offloaded TCP socket.
 
 use super::{Flags, addresses, may_connect_again, name_of, note_option, take_error};
+use crate::direct::kept;
 use crate::memory::OptionValue;
 use crate::{control, convert, direct, errno, fail, memory, real, set_errno, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -63,6 +64,9 @@ pub unsafe fn getsockopt(
     // UNIX sockets do not support SO_REUSEPORT, so ask the engine for it.
     let asks_engine = name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && is_kept_full(fd);
     if level == libc::SOL_SOCKET && !asks_engine {
+        if name == libc::SO_SNDBUF {
+            kept::opened::restore(fd);
+        }
         let number = match name {
             libc::SO_ERROR => take_error(fd),
             libc::SO_DOMAIN if socket.kind.is_v6() => libc::AF_INET6,

@@ -23,3 +23,29 @@ fn model_either_the_program_ends_a_kept_pair_or_a_connection_gets_it() {
         assert!(reused != ended || !reused && Life(&*word).end(), "reused: {reused}, ended: {ended}");
     });
 }
+
+/// A program reserves a kept pair to open a connection, and its end is withdrawn, while the engine gives the pair to an accepted one.
+#[test]
+fn model_a_kept_pair_goes_to_one_connection_only() {
+    model(3, || {
+        let word = Arc::new(Modelled::new(0));
+        let life = Life(&*word);
+        life.begin(6);
+        assert!(
+            !life.connect(7) && !life.ask() && life.accept(6) && !life.ask() && life.close() && !life.ask()
+        );
+        assert!(life.keep() && life.is_kept() && !life.connect(7));
+        let [asked_for, ended] = [word.clone(), word.clone()];
+        let asking = loom::thread::spawn(move || Life(&*asked_for).ask());
+        let ending = loom::thread::spawn(move || Life(&*ended).end());
+        let reused = life.reuse(7);
+        let (asked, ended) = (asking.join().unwrap(), ending.join().unwrap());
+        assert!(reused as u8 + asked as u8 + ended as u8 == 1, "{reused} {asked} {ended}");
+        assert_eq!((life.is_asked(), life.connect(8)), (asked, asked));
+        if asked {
+            assert!(life.is_connecting() && !life.close() && !life.is_closed() && !life.withdraw());
+            life.establish();
+            assert!(life.close() && life.keep() && life.ask() && life.withdraw() && !life.connect(9));
+        }
+    });
+}

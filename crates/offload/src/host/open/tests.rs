@@ -3,7 +3,11 @@
 use super::super::control::{Client, Request};
 use super::super::tests::{Bench, client};
 use super::*;
+use crate::host::area::SharedArea;
+use crate::lock;
+use crate::stack::arena::Key;
 use inlane_offload_protocol::name::{Asking, SocketKind, SocketName};
+use inlane_offload_protocol::slots::SLOTS;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 
@@ -84,6 +88,32 @@ fn ends_empty(bench: &mut Bench) {
         bench.engine.by_cookie.len() + bench.engine.stack.flows.len() + bench.engine.stack.ports.len(),
         0
     );
+}
+
+/// A hostile program asks for kept pairs of slots that have none, or that do not exist.
+#[test]
+fn a_request_for_a_kept_pair_that_does_not_exist_is_refused() {
+    let mut bench = Bench::new(8);
+    let (fd, _peer) = UnixStream::pair().unwrap();
+    let client = Arc::new(Client::new(fd.into(), 1, bench.engine.closer.of_user(0), None));
+    let area = Arc::new(SharedArea::new(1, 0, 4096).unwrap().0);
+    for has_area in [false, true] {
+        *lock(&client.area) = has_area.then(|| area.clone());
+        for level in [1, 2, SLOTS as i32, SLOTS as i32 + 1, -1, i32::MAX, i32::MIN] {
+            let life = usize::try_from(level.wrapping_sub(1)).ok().and_then(|index| area.area().slot(index));
+            life.iter().for_each(|slot| slot.life().begin(1));
+            let kept = life.is_some_and(|slot| slot.life().accept(1) && slot.life().close());
+            assert!(!kept || life.is_some_and(|slot| slot.life().keep() && slot.life().ask()));
+            let mut message = Message::new(Operation::Open);
+            (message.remote, message.number, message.level) = (Some(ADDRESS.parse().unwrap()), 8, level);
+            let mut request = Request::new(message, [None, None], &client);
+            let (reply, _) = bench.engine.process(bench.now, &mut request);
+            assert_eq!((reply.status, area.is_full()), (libc::EBADF, false), "{level}");
+        }
+    }
+    assert_eq!(bench.engine.stack.sockets.len(), 0);
+    let reserved = (0..SLOTS).map_while(|_| area.reserve(Key::from_u64(1)));
+    assert_eq!(reserved.count(), SLOTS, "a request has left a slot reserved");
 }
 
 #[test]

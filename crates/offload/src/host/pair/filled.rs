@@ -1,6 +1,7 @@
 //! Pairs that are kept full, so that the program's end is not writable.
 
 use super::super::closer::UserCloser;
+use super::super::copies::Duplicate;
 use super::super::permits::Permit;
 use super::{discard, option, send, set_option, take};
 use inlane_offload_protocol::filler;
@@ -12,7 +13,8 @@ use std::sync::{Arc, OnceLock};
 /// The program's end of a socket pair. It is kept full, so that it is not writable during the handshake.
 #[derive(Debug)]
 pub struct Filled {
-    program: Arc<OwnedFd>,
+    /// `None` for a kept pair, unless the preloaded library has sent it. Otherwise, the library restores the end itself.
+    program: Option<Arc<OwnedFd>>,
     /// The number of filler bytes in the socket pair. The program did not write them. [`Self::release`]
     /// discards them.
     bytes: usize,
@@ -33,15 +35,15 @@ impl Filled {
     pub fn new(program: Arc<OwnedFd>, permit: Option<Permit>, usual: bool) -> io::Result<Self> {
         let capacity = if usual { usual_capacity()? } else { option(&program, libc::SO_SNDBUF)? };
         let bytes = filler::fill(|name, value| set_option(&program, name, value), fill_from(&program))?;
-        Ok(Self { program, bytes, capacity, _permit: permit })
+        Ok(Self { program: Some(program), bytes, capacity, _permit: permit })
     }
 
-    /// Takes over the program's end of a socket pair. The preloaded library has already filled it with
-    /// `bytes` filler bytes.
+    /// Takes over the program's end of a socket pair, which the preloaded library has already filled with `bytes` filler bytes.
+    /// `program` is `None` for a kept pair.
     ///
     /// # Errors
     /// Errors of the system. `InvalidInput` if `bytes` is negative or too large.
-    pub fn prepared(program: Arc<OwnedFd>, bytes: i32) -> io::Result<Self> {
+    pub fn prepared(program: Option<Arc<OwnedFd>>, bytes: i32) -> io::Result<Self> {
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= 2 * filler::LEN => {
                 Ok(Self { program, bytes, capacity: usual_capacity()?, _permit: None })
@@ -50,9 +52,14 @@ impl Filled {
         }
     }
 
-    /// Returns the program's end.
-    pub fn program(&self) -> &Arc<OwnedFd> {
-        &self.program
+    /// Returns the program's end, or `None` for a kept pair.
+    pub fn program(&self) -> Option<&Arc<OwnedFd>> {
+        self.program.as_ref()
+    }
+
+    /// Gives a kept pair the program's end, so that [`Self::release`] restores it.
+    pub fn give_program(&mut self, end: Duplicate) {
+        (self.program, self._permit) = (Some(Arc::new(end.descriptor)), Some(end.permit));
     }
 
     /// Returns the value of SO_SNDBUF that the program's end of the socket pair gets once the connection is
@@ -70,11 +77,13 @@ impl Filled {
     /// Makes the program's end writable. Call this when the connection is established. Restores SO_SNDBUF,
     /// and discards the filler bytes that wait at `engine_end`. Passes descriptors among them to `closer`.
     pub fn release(self, engine_end: &OwnedFd, closer: &Arc<UserCloser>) {
-        // SO_PRIORITY tells the preloaded library that the connection is being established. Clear it before
-        // the program's end becomes writable, because the program may then act at once.
-        let _ = set_option(&self.program, libc::SO_PRIORITY, 0);
-        // Set half of the original value, because the kernel doubles the value that is set.
-        let _ = set_option(&self.program, libc::SO_SNDBUF, self.capacity / 2);
+        if let Some(program) = &self.program {
+            // SO_PRIORITY tells the preloaded library that the connection is being established. Clear it before
+            // the program's end becomes writable, because the program may then act at once.
+            let _ = set_option(program, libc::SO_PRIORITY, 0);
+            // Set half of the original value, because the kernel doubles the value that is set.
+            let _ = set_option(program, libc::SO_SNDBUF, self.capacity / 2);
+        }
         let mut rest = self.bytes;
         let mut scrap = [0; filler::LEN];
         while rest > 0 {
