@@ -13,8 +13,11 @@ pub fn word(index: u64, seed: u64) -> u64 {
 pub fn fill(bytes: &mut [u8], seed: u64) {
     let (words, rest) = bytes.as_chunks_mut();
     let last = word(words.len() as u64, seed).to_le_bytes();
-    for (index, bytes) in words.iter_mut().enumerate() {
-        *bytes = word(index as u64, seed).to_le_bytes();
+    // Without optimization, as in tests, iterators would take most of the time.
+    let mut index = 0;
+    while index < words.len() {
+        words[index] = word(index as u64, seed).to_le_bytes();
+        index += 1;
     }
     rest.copy_from_slice(&last[..rest.len()]);
 }
@@ -23,11 +26,13 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
 pub fn count_wrong(bytes: &[u8], seed: u64) -> u64 {
     let (words, rest) = bytes.as_chunks();
     let mut wrong = differences(rest, word(words.len() as u64, seed));
-    for (index, bytes) in words.iter().enumerate() {
+    let mut index = 0;
+    while index < words.len() {
         let expected = word(index as u64, seed);
-        if u64::from_le_bytes(*bytes) != expected {
-            wrong += differences(bytes, expected);
+        if u64::from_le_bytes(words[index]) != expected {
+            wrong += differences(&words[index], expected);
         }
+        index += 1;
     }
     wrong
 }
