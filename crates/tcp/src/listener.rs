@@ -7,13 +7,15 @@ use crate::secrets::{Flow, Secrets};
 use crate::segment::{Header, Segment, reset_for};
 use crate::sequence::before;
 use crate::{Result, SECOND, TimeWait};
-use inlane_wire::tcp::{ACK, CWR, ECE, RST, SYN};
+use inlane_wire::tcp::{ACK, CWR, ECE, FIN, RST, SYN};
 use std::collections::{HashMap, VecDeque};
 
 mod cookie;
 
 /// Retransmissions of a SYN,ACK.
 const RETRIES: usize = 5;
+/// The number of the queue of deferred connections among the queues of deadlines.
+const DEFERRED: usize = RETRIES + 1;
 /// The timeout of the first SYN,ACK. It doubles with each retransmission.
 const TIMEOUT: u64 = SECOND;
 
@@ -77,6 +79,9 @@ struct HalfOpen {
     handshake: Handshake,
     sent: u64,
     deadline: u64,
+    /// When the handshake of a connection without data may complete, in nanoseconds. `None` until the peer has sent the last
+    /// acknowledgment of a handshake that the listener defers.
+    deferred_until: Option<u64>,
 }
 
 /// A listening socket. The caller keeps the accept queue.
@@ -87,8 +92,10 @@ pub struct Listener {
     half_open: HashMap<Flow, HalfOpen>,
     /// The deadlines of half-open connections: one queue for each number of retransmissions. All entries of a
     /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
-    /// connection is gone or has another deadline.
-    deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
+    /// connection is gone or has another deadline. The last queue has the deferred connections.
+    deadlines: [VecDeque<(u64, Flow)>; DEFERRED + 1],
+    /// How long a connection waits for its first data before it is established, in nanoseconds.
+    defer: u64,
     backlog: usize,
     /// The number of established connections that the application has not accepted yet.
     waiting: usize,
@@ -111,6 +118,7 @@ impl Listener {
             secrets,
             half_open: HashMap::new(),
             deadlines: Default::default(),
+            defer: 0,
             backlog,
             waiting: 0,
             cookies_until: 0,
@@ -136,6 +144,12 @@ impl Listener {
     /// Changes the backlog. Connections that already wait in a queue stay there.
     pub fn set_backlog(&mut self, backlog: usize) {
         self.backlog = backlog;
+    }
+
+    /// Sets how long a new connection waits for its first data, in nanoseconds, before it is established without. 0 for no wait. This
+    /// is TCP_DEFER_ACCEPT. The peer considers its connection established meanwhile. Connections of SYN cookies do not wait.
+    pub fn set_defer(&mut self, defer: u64) {
+        self.defer = defer;
     }
 
     /// Sets the number of established connections that the application has not accepted yet.
@@ -198,7 +212,7 @@ impl Listener {
             handshake.offer = Some(self.secrets.offer(flow, handshake.sequence));
         }
         let deadline = now + TIMEOUT;
-        self.half_open.insert(*flow, HalfOpen { handshake, sent: now, deadline });
+        self.half_open.insert(*flow, HalfOpen { handshake, sent: now, deadline, deferred_until: None });
         self.push_deadline(0, deadline, flow);
         Verdict::Reply(self.syn_ack(now, &handshake))
     }
@@ -247,6 +261,9 @@ impl Listener {
         if !in_window || old {
             return Verdict::Reply(self.acknowledgment(now, &handshake));
         }
+        if segment.payload.is_empty() && !header.has(FIN) && self.defers(now, flow, entry) {
+            return Verdict::Drop;
+        }
         if self.is_full() {
             self.counters.accept_queue_full += 1;
             return Verdict::Drop; // the SYN,ACK is retransmitted, and its answer may find room
@@ -254,7 +271,27 @@ impl Listener {
         self.half_open.remove(flow);
         self.counters.established += 1;
         let rtt = (handshake.syn_retransmissions == 0).then(|| now.saturating_sub(entry.sent));
+        let rtt = handshake.rtt.or(rtt);
         Verdict::Established(Handshake { window: header.window, rtt, ..handshake })
+    }
+
+    /// Returns true if the connection of `entry` must wait for its first data. Its peer has just sent an acknowledgment without data.
+    /// If nothing else arrives until the deadline, the SYN,ACK is sent again, and the answer to it establishes the connection.
+    fn defers(&mut self, now: u64, flow: &Flow, entry: HalfOpen) -> bool {
+        if let Some(until) = entry.deferred_until {
+            return now < until;
+        }
+        if self.defer == 0 {
+            return false;
+        }
+        let until = now + self.defer;
+        if let Some(entry) = self.half_open.get_mut(flow) {
+            (entry.deferred_until, entry.deadline) = (Some(until), until);
+            let answered = entry.handshake.syn_retransmissions == 0;
+            entry.handshake.rtt = answered.then(|| now.saturating_sub(entry.sent));
+        }
+        self.push_deadline(DEFERRED, until, flow);
+        true
     }
 
     /// Returns the timestamps option of a reply, or `None` if a side does not use timestamps.
@@ -305,11 +342,13 @@ impl Listener {
     /// Retransmits the SYN,ACKs that were not answered in time: calls `send` for each. Removes a half-open
     /// connection after five unanswered retransmissions.
     pub fn on_timer(&mut self, now: u64, mut send: impl FnMut(&Flow, Header)) {
-        for retransmissions in 0..=RETRIES {
-            while let Some(&(deadline, flow)) = self.deadlines[retransmissions].front()
+        for queue in 0..=DEFERRED {
+            // A deferred connection begins again with the retransmissions.
+            let retransmissions = if queue == DEFERRED { 0 } else { queue };
+            while let Some(&(deadline, flow)) = self.deadlines[queue].front()
                 && deadline <= now
             {
-                self.deadlines[retransmissions].pop_front();
+                self.deadlines[queue].pop_front();
                 let Some(entry) = self.half_open.get_mut(&flow).filter(|entry| entry.deadline == deadline)
                 else {
                     continue;
@@ -328,3 +367,6 @@ impl Listener {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

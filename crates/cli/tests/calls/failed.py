@@ -93,6 +93,17 @@ def mismatches():
             show(f"{bound} connects to {other}", lambda: sock.connect((other, 0)))
             if kind == socket.SOCK_DGRAM:
                 show(f"{bound} sends to {other}", lambda: sock.sendto(b"x", (other, 9)))
+    receivers = {}
+    for host in ("::1", "127.0.0.1"):
+        receivers[host] = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        receivers[host].bind((host, 0))
+        receivers[host].settimeout(10)
+    for near, far, mapped in (("::1", "127.0.0.1", "::ffff:127.0.0.1"), ("127.0.0.1", "::1", "::1")):
+        sock = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        sock.connect(("::ffff:" + near if "." in near else near, receivers[near].getsockname()[1]))
+        show(f"connected to {near} sends to {far}", lambda: sock.sendto(b"x", (mapped, receivers[far].getsockname()[1])))
+        if far == "127.0.0.1":
+            show("source", lambda: receivers[far].recvfrom(10)[1] == (far, sock.getsockname()[1]))
 
 
 def stored():

@@ -1,10 +1,15 @@
 //! Compares the results of socket calls on the engine with those on the kernel. Some calls have bad pointers
-//! and lengths, others are made while the socket has no connection. `calls.py`, `rare.py` and `failed.py`
+//! and lengths, others are made while the socket has no connection. The `.py` files
 //! make the calls.
 
 use super::{Lab, must};
 
-const CALLS: &str = concat!(include_str!("calls.py"), include_str!("rare.py"), include_str!("failed.py"));
+const CALLS: &str = concat!(
+    include_str!("calls.py"),
+    include_str!("rare.py"),
+    include_str!("failed.py"),
+    include_str!("times.py")
+);
 
 /// Runs the calls on the kernel and then on an engine with `--spin SPIN`, both with loopback addresses.
 /// Returns the two outputs, or `None` if the test cannot run on this machine.

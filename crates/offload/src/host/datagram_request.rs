@@ -6,6 +6,7 @@ use super::datagram::{apply_datagram_option, errno};
 use super::request::{KEPT, Refusal, Reply, canonical, initial_options, owner, this_host};
 use super::socket::{DatagramPair, Pair, Socket};
 use crate::stack::arena::Key;
+use crate::stack::datagram::local_for;
 use crate::stack::socket::{Datagram, Role};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::rules::Use;
@@ -149,7 +150,7 @@ impl Engine {
         let Some(socket @ Socket { role: Role::Datagram(_), .. }) = self.stack.sockets.get(key) else {
             return Err(Refusal::Errno(libc::EINVAL));
         };
-        self.stack.route_from(socket.local.ip(), None, remote.ip()).map_err(errno)?;
+        self.stack.route_from(local_for(socket, remote), None, remote.ip()).map_err(errno)?;
         Ok((Message::new(Operation::Route), None))
     }
 }

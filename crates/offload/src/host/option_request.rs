@@ -27,6 +27,10 @@ impl Engine {
             stream.connection.set_user_timeout(options.user_timeout());
             match (message.level, message.name) {
                 (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.connection.set_no_delay(options.no_delay),
+                (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                    let usual = inlane_tcp::Config::default().fin_timeout;
+                    stream.connection.set_fin_timeout(options.fin_timeout().unwrap_or(usual));
+                }
                 (libc::IPPROTO_TCP, libc::TCP_CORK) => {
                     stream.more_end = None;
                     stream.connection.set_cork(options.cork);
@@ -52,7 +56,8 @@ impl Engine {
             }
             self.stack.tell_options(key);
             self.stack.touch(key);
-        } else if let Role::Listening(_) = &socket.role {
+        } else if let Role::Listening(listening) = &mut socket.role {
+            listening.listener.set_defer(options.defer_accept());
             self.stack.tell_listener(key);
         } else if let Role::Datagram(_) = &socket.role {
             self.on_datagram_option(now, key, message.level, message.name);

@@ -10,8 +10,21 @@ use inlane_tcp::{Keepalive, SECOND};
 const RECEIVE_BUFFER: i32 = 131_072;
 /// The smallest SO_RCVBUF that the kernel's getsockopt returns.
 const LEAST_RECEIVE_BUFFER: i32 = 2304;
+/// The longest time of TCP_DEFER_ACCEPT in seconds. It is that of 255 retransmissions.
+const MOST_DEFER: i32 = 29_887;
 /// TTL and hop limit of sockets on which the program has not set them.
 const HOPS: u8 = 64;
+
+/// Returns the time in seconds that TCP_DEFER_ACCEPT gets if a program sets it to `seconds`. As in Linux, it is the time of a
+/// number of retransmissions: each takes twice as long as the one before, and at most 120 seconds.
+fn rounded_defer(seconds: i32) -> i32 {
+    let (mut timeout, mut sum) = (1, 0);
+    while sum < seconds && sum < MOST_DEFER {
+        sum += timeout;
+        timeout = (timeout * 2).min(120);
+    }
+    sum
+}
 
 impl SocketOptions {
     /// The most options without a field of their own that are kept. Programs can read kept options back.
@@ -57,6 +70,9 @@ impl SocketOptions {
                 if number == -1 =>
             {
                 self.others.remove(&(level, name));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
+                self.others.insert((level, name), rounded_defer(number).to_ne_bytes().into());
             }
             // The kernel raises the value to half of the smallest SO_RCVBUF.
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if number > 0 => {
@@ -140,6 +156,20 @@ impl SocketOptions {
             _ => return self.others.get(&(level, name)).cloned(),
         };
         Some(number.to_ne_bytes().to_vec())
+    }
+
+    /// Returns how long a listener defers connections without data, in nanoseconds (TCP_DEFER_ACCEPT).
+    pub fn defer_accept(&self) -> u64 {
+        let seconds = self.number(libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT).unwrap_or(0);
+        u64::try_from(seconds).unwrap_or(0) * SECOND
+    }
+
+    /// Returns how long a closed connection waits in FIN-WAIT-2, in nanoseconds (TCP_LINGER2). `None` for the default.
+    pub fn fin_timeout(&self) -> Option<u64> {
+        match self.number(libc::IPPROTO_TCP, libc::TCP_LINGER2)? {
+            0 => None,
+            seconds => Some(u64::try_from(seconds).unwrap_or(0) * SECOND),
+        }
     }
 
     /// Returns those options of [`KEPT_OPTIONS`] whose values differ from the values of a new socket.

@@ -9,7 +9,7 @@ use super::socket::{Role, Socket};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{ipv4, udp};
 use std::hash::BuildHasher;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// The most payload bytes of a datagram over IPv4.
 const MOST_V4: usize = 65507;
@@ -63,6 +63,19 @@ pub struct Outgoing<'a> {
     pub data: &'a [u8],
 }
 
+/// Returns the local address of a UDP socket for datagrams to `remote`, or an unspecified one if the route decides. A connect to an
+/// IPv6 address may have set the socket's address. As in Linux, the address then does not apply to IPv4 destinations.
+pub fn local_for<A>(socket: &Socket<A>, remote: SocketAddr) -> IpAddr {
+    match &socket.role {
+        Role::Datagram(datagram)
+            if !datagram.address_chosen && socket.local.is_ipv6() && remote.is_ipv4() =>
+        {
+            Ipv6Addr::UNSPECIFIED.into()
+        }
+        _ => socket.local.ip(),
+    }
+}
+
 impl<A> Stack<A> {
     /// Sends a datagram of the UDP socket `key`. Gives the socket a port if it has none. Returns false if the datagram was
     /// dropped.
@@ -81,7 +94,7 @@ impl<A> Stack<A> {
         if !socket.v6 && remote.is_ipv6() || socket.options.v6_only && remote.is_ipv4() {
             return Err(Unsendable::Family);
         }
-        let (route, source) = self.route_from(socket.local.ip(), source, remote.ip())?;
+        let (route, source) = self.route_from(local_for(socket, remote), source, remote.ip())?;
         let port = match socket.local.port() {
             0 => self.hold_any_port(key)?,
             port => port,

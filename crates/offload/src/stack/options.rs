@@ -115,6 +115,7 @@ impl SocketOptions {
             no_delay: self.no_delay,
             keepalive: self.keepalive(),
             user_timeout: self.user_timeout(),
+            fin_timeout: self.fin_timeout().unwrap_or(usual.fin_timeout),
             quick_ack: QUICK_ACK_NS,
             ack_gap: ACK_GAP_NS,
             ..usual

@@ -180,7 +180,8 @@ impl<A> Stack<A> {
         let offer = self.queue_pairs.is_some().then(Offer::default);
         let config = options.config(self.buffer, self.network.mss(route, local.is_ipv6()));
         let config = inlane_tcp::Config { offer, ..config };
-        let listener = Listener::new(&config, self.secrets.clone(), backlog)?;
+        let mut listener = Listener::new(&config, self.secrets.clone(), backlog)?;
+        listener.set_defer(options.defer_accept());
         Ok(Listening { listener, backlog, waiting: Arc::default() })
     }
 

@@ -26,6 +26,9 @@ const STREAM_OPTIONS: [NumberOption; 15] = [
     (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 64),
 ];
 
+/// The option that the engine must also know when the program binds a TCP socket.
+const DEFER_ACCEPT: NumberOption = (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);
+
 /// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, and bit 1
 /// if it has set SO_RCVBUF. Linux before 5.14 does not have this option. Without it, the engine does not get
 /// buffer sizes that a program sets before bind or connect.
@@ -51,7 +54,7 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 ];
 
 /// The most options that are sent with a request.
-const MOST_OPTIONS: usize = 18;
+const MOST_OPTIONS: usize = 19;
 
 /// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
 /// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects
@@ -86,7 +89,8 @@ pub(super) fn add_options(message: &mut Message, fd: RawFd) {
     let options = if message.datagrams { &DATAGRAM_OPTIONS[..] } else { &STREAM_OPTIONS[..] };
     let mut found = [(0, 0, 0); MOST_OPTIONS];
     let mut count = 0;
-    for &(level, name, usual) in options {
+    let listens = !message.datagrams && message.operation == Operation::Bind;
+    for &(level, name, usual) in options.iter().chain(listens.then_some(&DEFER_ACCEPT)) {
         if level == libc::IPPROTO_IPV6 && !message.v6 {
             continue;
         }

@@ -192,6 +192,12 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
+    /// Sets how long the connection waits in FIN-WAIT-2 after the application has closed it, in nanoseconds. A wait that has begun
+    /// keeps its time.
+    pub fn set_fin_timeout(&mut self, timeout: u64) {
+        self.config.fin_timeout = timeout;
+    }
+
     /// Sets how long data may stay unacknowledged, in nanoseconds, before the connection is aborted. `None`:
     /// no limit.
     pub fn set_user_timeout(&mut self, timeout: Option<u64>) {
