@@ -3,8 +3,9 @@
 use super::leave::{ask, await_move, leave, stop};
 use super::post::Receive;
 use super::same::Same;
-use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
+use super::{are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
 use crate::signals::BlockedSignals;
+use crate::wait::Patience;
 use crate::{errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
@@ -110,32 +111,23 @@ unsafe fn take_available(
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
     // SAFETY: the caller promises `len` writable bytes at `buffer`.
-    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len, Part::Any) }
+    unsafe { receive_from(fd, &entry(fd)?.patience, slot, buffer, len, None) }
 }
 
-/// What a receive is part of.
-#[derive(Clone, Copy)]
-pub(super) enum Part<'a> {
-    /// A call that ends with any bytes.
-    Any,
-    /// A call for a whole message, which has no bytes yet.
-    First,
-    /// A call for a whole message, which has bytes and must not continue with another connection.
-    Later(&'a Same),
-}
-
-/// Implements [`receive`] for a receive that is `part` of a call.
+/// Implements [`receive`]. `patience` decides whether to poll. `same` is given for a part of a whole message, which must not continue with
+/// another connection.
 ///
 /// # Safety
 /// As for [`receive`].
 pub(super) unsafe fn receive_from(
     fd: RawFd,
-    entry: &Entry,
+    patience: &Patience,
     slot: Slot,
     buffer: *mut c_void,
     len: usize,
-    part: Part,
+    same: Option<&Same>,
 ) -> Option<ssize_t> {
+    let entry = entry(fd)?;
     let room = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
     let take = || unsafe { receive_available(fd, &room, 1, true) };
@@ -148,7 +140,6 @@ pub(super) unsafe fn receive_from(
         return None;
     }
     let wait_ns = wait::time_ns();
-    let patience = if matches!(part, Part::Later(_)) { &entry.later_patience } else { &entry.patience };
     if patience.skips() {
         // Leave the ring. The engine wakes a thread that sleeps in the kernel only through the socket pair.
         return if stop(fd, slot) { None } else { take() };
@@ -160,10 +151,10 @@ pub(super) unsafe fn receive_from(
     {
         return None;
     }
-    let receive = || match part {
-        Part::Later(same) => same.receive(buffer, len),
+    let receive = || match same {
+        Some(same) => same.receive(buffer, len),
         // SAFETY: the program's arguments.
-        _ => unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) },
+        None => unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) },
     };
     // If the ring is open, do not read the socket pair first. Received bytes then usually arrive in the ring.
     if slot.receive().is_idle() {
@@ -187,7 +178,7 @@ pub(super) unsafe fn receive_from(
     // because another thread may close it. Like a receive that sleeps in the kernel, the call must then
     // continue.
     let is_unchanged = || {
-        let closed = matches!(part, Part::Later(same) if same.is_closed());
+        let closed = same.is_some_and(Same::is_closed);
         slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot) && !closed
     };
     // SAFETY: the program's arguments.
@@ -195,7 +186,7 @@ pub(super) unsafe fn receive_from(
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let waited = match buffers::are_used() {
-        true => Receive { fd, entry, slot, buffer, len, whole: !matches!(part, Part::Any) }
+        true => Receive { fd, entry, slot, buffer, len, whole: same.is_some() }
             .wait(start + wait_ns, is_unchanged),
         false => None,
     };

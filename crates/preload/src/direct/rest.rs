@@ -33,15 +33,20 @@ impl<'a> Rest<'a> {
         })
     }
 
-    /// Counts `len` bytes of the first part as sent or received.
+    /// Returns the buffers that have room. Call this while no byte is sent or received.
+    pub fn parts(&self) -> &'a [iovec] {
+        self.parts
+    }
+
+    /// Counts `len` bytes as sent or received.
     #[inline]
     pub fn advance(&mut self, len: usize) {
         self.skipped += len;
         self.len -= len;
         while let [part, parts @ ..] = self.parts
-            && self.skipped == part.iov_len
+            && self.skipped >= part.iov_len
         {
-            (self.parts, self.skipped) = (parts, 0);
+            (self.parts, self.skipped) = (parts, self.skipped - part.iov_len);
         }
     }
 }

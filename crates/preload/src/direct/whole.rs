@@ -1,19 +1,18 @@
-//! Receives with MSG_WAITALL.
+//! Receives with MSG_WAITALL. With MSG_PEEK, see [`peek`](super::peek).
 //!
 //! ```text
-//! the first part      ---> as a receive without the flag; sleeps in the kernel's recv
-//! further parts       ---> copied from the receive ring or placed into a posted buffer, as long as bytes arrive
+//! bytes arrive        ---> copied from the receive ring, or placed into a posted buffer
 //! no bytes for long   ---> sleeps in ppoll until the pair has bytes
 //! ```
 
 use super::leave::{leave, stop};
 use super::post::WHOLE_NS;
-use super::receive::{Part, receive_available, receive_from};
+use super::receive::{receive_available, receive_from};
 use super::rest::Rest;
 use super::same::Same;
-use super::{Entry, blocks, entry, now_ns, slot, using_for};
+use super::{Entry, blocks, buffers, entry, now_ns, slot, using_for};
 use crate::signals::BlockedSignals;
-use crate::{errno, real, set_errno, socket, wait};
+use crate::{errno, fail, real, set_errno, signals, socket, wait};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_int, iovec, ssize_t};
@@ -69,73 +68,106 @@ impl Whole<'_> {
     /// The buffers are writable.
     unsafe fn run(&mut self) -> Option<ssize_t> {
         let (start, len) = (now_ns(), self.rest.len);
-        let part = self.rest.first()?;
         // SAFETY: the caller's promise.
-        let first = match unsafe { self.receive(Part::First) } {
-            None if !self.same.holds() => return None,
-            // SAFETY: the kernel checks the buffer.
-            None => using_for(self.fd, || unsafe { real::recv(self.fd, part.iov_base, part.iov_len, 0) }),
-            Some(result) => result,
-        };
-        if first <= 0 {
-            return Some(first);
+        if let Some(bytes) = unsafe { self.receive_at_once(start) } {
+            self.rest.advance(bytes as usize);
         }
-        self.rest.advance(first as usize);
-        if self.rest.len > 0 {
-            let mut limits = Limits::new(self.fd, start);
+        // Block signals before the first part, because the handler of one that arrives between two parts must end the call.
+        let mut limits = (self.rest.len > 0).then(|| Limits::new(self.fd, start));
+        let mut end = None;
+        while let Some(limits) = &mut limits
+            && self.rest.len > 0
+            && end.is_none()
+        {
+            if !self.same.holds() {
+                break;
+            }
+            let is_first = self.rest.len == len;
             // SAFETY: the caller's promise.
-            while self.rest.len > 0 && limits.allow_more() && unsafe { self.receive_more(&mut limits) } {}
+            end = match limits.look().and_then(|()| unsafe { self.receive_part(limits, is_first) }) {
+                Ok(0) => Some(0),
+                Ok(bytes) => {
+                    self.rest.advance(bytes);
+                    None
+                }
+                // Another thread was faster, or the ring has bytes.
+                Err(0) => None,
+                Err(libc::EINTR) if is_first && limits.restarts() => None,
+                Err(error) => Some(error),
+            };
+        }
+        if let Some(limits) = limits {
             limits.signals.release(false);
         }
-        Some((len - self.rest.len) as ssize_t)
-    }
-
-    /// Receives into the first of the remaining buffers, and does not sleep.
-    ///
-    /// # Safety
-    /// The buffers are writable.
-    unsafe fn receive(&self, part: Part) -> Option<ssize_t> {
-        let iovec { iov_base, iov_len } = self.rest.first()?;
-        // SAFETY: the caller's promise.
-        unsafe { receive_from(self.fd, self.entry, self.slot, iov_base, iov_len, part) }
-    }
-
-    /// Receives a further part, or sleeps until there is one. Returns false if the call must end.
-    ///
-    /// # Safety
-    /// The buffers are writable.
-    unsafe fn receive_more(&mut self, limits: &mut Limits) -> bool {
-        if !self.same.holds() {
-            return false;
+        match (len - self.rest.len, end) {
+            (0, None) => None,
+            (0, Some(0)) => Some(0),
+            (0, Some(error)) => Some(fail(error)),
+            // The next receive finds the same end or error.
+            (received, _) => Some(received as ssize_t),
         }
+    }
+
+    /// Receives the whole message if it is in the ring, or arrives there soon in one part. Signals are not blocked meanwhile.
+    ///
+    /// # Safety
+    /// The buffers are writable.
+    #[inline]
+    unsafe fn receive_at_once(&self, start: u64) -> Option<ssize_t> {
+        loop {
+            if let Some(received) = self.slot.received() {
+                let parts = self.rest.parts();
+                let is_whole = received.len >= self.rest.len as u64;
+                // SAFETY: the caller's promise.
+                return is_whole
+                    .then(|| unsafe { receive_available(self.fd, parts.as_ptr(), parts.len(), true) })?;
+            }
+            // A posted buffer needs blocked signals.
+            if self.slot.receive().is_idle() || buffers::are_used() || now_ns() >= start + wait::BRIEF_NS {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Receives a part, or sleeps until there is one. Returns the number of its bytes, or the errno that ends the call. That is 0 if the
+    /// caller must try again.
+    ///
+    /// # Safety
+    /// The buffers are writable.
+    unsafe fn receive_part(&self, limits: &mut Limits, is_first: bool) -> Result<usize, c_int> {
+        let Some(iovec { iov_base, iov_len }) = self.rest.first() else { return Err(0) };
         // The engine gives the slot to another connection if it is not used for long.
         let has_slot = self.same.has_slot();
-        // SAFETY: the caller's promise.
-        let received = if has_slot { unsafe { self.receive(Part::Later(&self.same)) } } else { None };
-        let result = match received {
-            Some(result) => result,
-            None if has_slot && !stop(self.fd, self.slot) => return true,
-            None if !limits.sleep() => return false,
+        let patience = if is_first { &self.entry.patience } else { &self.entry.later_patience };
+        let received = match has_slot {
+            // SAFETY: the caller's promise.
+            true => unsafe {
+                receive_from(self.fd, patience, self.slot, iov_base, iov_len, Some(&self.same))
+            },
+            false => None,
+        };
+        let received = match received {
+            Some(received) => received,
+            None if has_slot && !stop(self.fd, self.slot) => return Err(0),
             None => {
-                let Some(part) = self.rest.first() else { return false };
-                match self.same.receive(part.iov_base, part.iov_len) {
-                    // Another thread was faster.
-                    -1 if errno() == libc::EAGAIN => return true,
-                    result => result,
-                }
+                limits.sleep()?;
+                self.same.receive(iov_base, iov_len)
             }
         };
-        // The next receive finds the same end or error.
-        self.rest.advance(result.max(0) as usize);
-        result > 0
+        match usize::try_from(received) {
+            Ok(bytes) => Ok(bytes),
+            Err(_) if errno() == libc::EAGAIN => Err(0),
+            Err(_) => Err(errno()),
+        }
     }
 }
 
-/// What ends a call that has received a part.
-struct Limits {
+/// What ends a call before all bytes are there.
+pub(super) struct Limits {
     fd: RawFd,
     /// Signals are blocked, because the handler of one that arrives between two parts must end the call.
-    signals: BlockedSignals,
+    pub signals: BlockedSignals,
     /// The time of the next look for such signals.
     look_at: u64,
     start: u64,
@@ -144,31 +176,48 @@ struct Limits {
 }
 
 impl Limits {
-    fn new(fd: RawFd, start: u64) -> Self {
+    pub fn new(fd: RawFd, start: u64) -> Self {
         Self { fd, signals: BlockedSignals::new(), look_at: now_ns() + WHOLE_NS, start, end: None }
     }
 
-    /// Lets the handlers of signals run at times. Returns false if one has run, or if the time limit is over.
+    /// Lets the handlers of signals run at times. Fails if one has run, or if the time limit is over.
     #[inline]
-    fn allow_more(&mut self) -> bool {
+    fn look(&mut self) -> Result<(), c_int> {
         let now = now_ns();
         if now < self.look_at {
-            return true;
+            return Ok(());
         }
         self.look_at = now + WHOLE_NS;
-        self.poll(Some(0)) != -1 && self.left() != Some(0)
+        match self.poll(libc::POLLIN, Some(0)) {
+            -1 => Err(errno()),
+            _ if self.left() == Some(0) => Err(libc::EAGAIN),
+            _ => Ok(()),
+        }
     }
 
-    /// Sleeps until the pair has bytes. Returns false if the call must end.
+    /// Sleeps until the pair has bytes. Fails if the call must end.
     #[cold]
-    fn sleep(&mut self) -> bool {
+    pub fn sleep(&mut self) -> Result<(), c_int> {
+        // Ask the kernel, because another process may have changed the descriptor.
+        if !socket::blocks(self.fd) {
+            return Err(libc::EAGAIN);
+        }
         let left = self.left();
-        // The answer of the kernel, because another process may have changed the descriptor.
-        socket::blocks(self.fd) && self.poll(left) == 1
+        match self.poll(libc::POLLIN, left) {
+            -1 => Err(errno()),
+            0 => Err(libc::EAGAIN),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns true if the signals whose handlers have run let a call without bytes go on.
+    #[cold]
+    pub fn restarts(&mut self) -> bool {
+        self.left().is_none() && signals::restart_outside(self.signals.before())
     }
 
     /// Returns the rest of the time limit in nanoseconds.
-    fn left(&mut self) -> Option<u64> {
+    pub fn left(&mut self) -> Option<u64> {
         let (fd, start) = (self.fd, self.start);
         let end = self
             .end
@@ -176,9 +225,10 @@ impl Limits {
         end.map(|end| end.saturating_sub(now_ns()))
     }
 
-    /// Waits in the kernel until the pair has bytes, for at most `limit` nanoseconds. Returns 1 if it has, and -1 if a handler has run.
-    fn poll(&self, limit: Option<u64>) -> c_int {
-        let mut pair = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
+    /// Waits in the kernel until the pair has `events`, for at most `limit` nanoseconds. Returns 1 if it has them, and -1 if a handler has
+    /// run.
+    pub fn poll(&self, events: i16, limit: Option<u64>) -> c_int {
+        let mut pair = libc::pollfd { fd: self.fd, events, revents: 0 };
         let limit = limit.map(wait::to_timespec);
         let limit = limit.as_ref().map_or(null(), std::ptr::from_ref);
         // SAFETY: the structures live through the call.
