@@ -393,7 +393,7 @@ static void unblocked(void)
     CHECK(fcntl(receiver, F_SETFL, 0) == 0);
 }
 
-static void *send_rest(void *unused)
+static void *send_in_parts(void *unused)
 {
     (void)unused;
     send_bytes(PART);
@@ -402,14 +402,60 @@ static void *send_rest(void *unused)
     return NULL;
 }
 
+static void *send_rest(void *unused)
+{
+    (void)unused;
+    send_part();
+    pause_us(5000);
+    send_bytes(WHOLE - PART);
+    return NULL;
+}
+
 static void discarded(void)
 {
-    pthread_t thread = interfere(send_rest);
+    pthread_t thread = interfere(send_in_parts);
     ssize_t len = recv(receiver, NULL, WHOLE, MSG_WAITALL | MSG_TRUNC);
     CHECK(len == WHOLE);
     received += len;
     join(thread);
     puts("discarded");
+}
+
+/* Prints how many bytes a call has seen, which a later receive takes. */
+static void report_peeked(const char *name, ssize_t len)
+{
+    uint64_t before = received;
+    report(name, len);
+    received = before;
+}
+
+static void peeked(void)
+{
+    unsigned char *to = buffer;
+    struct iovec parts[2] = {{to, PART / 2}, {to + PART / 2, WHOLE - PART / 2}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread = interfere(send_rest);
+        report_peeked("peek", i ? recv(receiver, buffer, WHOLE, MSG_PEEK | MSG_WAITALL) : recvmsg(receiver, &message, MSG_PEEK | MSG_WAITALL));
+        join(thread);
+        receive_all(WHOLE, MSG_WAITALL);
+    }
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    pause_before_signal = 5000;
+    pthread_t thread = interfere(send_part_and_signal);
+    report_peeked("signal", recv(receiver, buffer, WHOLE, MSG_PEEK | MSG_WAITALL));
+    join(thread);
+    limit(50000);
+    report_peeked("timeout", recv(receiver, buffer, WHOLE, MSG_PEEK | MSG_WAITALL));
+    receive_all(PART, MSG_WAITALL);
+    report_peeked("no bytes", recv(receiver, buffer, WHOLE, MSG_PEEK | MSG_WAITALL));
+    limit(0);
+    thread = interfere(send_part_and_end);
+    report_peeked("at the end", recv(receiver, buffer, WHOLE, MSG_PEEK | MSG_WAITALL));
+    join(thread);
+    receive_all(PART, MSG_WAITALL);
+    report_peeked("behind the end", recv(receiver, buffer, WHOLE, MSG_PEEK | MSG_WAITALL));
 }
 
 static unsigned sum, total;
@@ -613,7 +659,7 @@ int main(int count, char **arguments)
         void (*call)(void);
     } cases[] = {
         {"lengths", lengths}, {"parts", parts}, {"end", end}, {"reset", reset}, {"timeouts", timeouts}, {"signals", signals},
-        {"unblocked", unblocked}, {"discarded", discarded}, {"threads", threads}, {"shared", shared}, {"cancelled", cancelled},
+        {"unblocked", unblocked}, {"discarded", discarded}, {"peeked", peeked}, {"threads", threads}, {"shared", shared}, {"cancelled", cancelled},
         {"replaced", replaced},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

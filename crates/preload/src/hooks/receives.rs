@@ -194,13 +194,14 @@ fn discard(fd: c_int, len: usize, flags: c_int) -> Option<ssize_t> {
 unsafe fn receive_available(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
     let waits = flags & (libc::MSG_WAITALL | libc::MSG_DONTWAIT) == libc::MSG_WAITALL;
     let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC | libc::MSG_WAITALL;
-    if flags & !simple != 0 || count > MOST_PARTS || waits && flags & libc::MSG_PEEK != 0 {
+    if flags & !simple != 0 || count > MOST_PARTS {
         direct::leave(fd);
         return None;
     }
     if waits {
+        let receive = if flags & libc::MSG_PEEK == 0 { direct::receive_whole } else { direct::peek_whole };
         // SAFETY: the program's arguments.
-        return unsafe { direct::receive_whole(fd, parts, count) };
+        return unsafe { receive(fd, parts, count) };
     }
     // SAFETY: the program's arguments.
     let received = unsafe { direct::receive_available(fd, parts, count, flags & libc::MSG_PEEK == 0) };
