@@ -115,6 +115,10 @@ def stored():
     for name in (discover, multicast_ttl, multicast_loop):
         for kind, sock in (("TCP", client), ("UDP", receiver)):
             show(f"{kind} option {name}", lambda: sock.getsockopt(socket.IPPROTO_IP, name))
+            if name == discover:
+                for value in (-1, 6, 5, 0):
+                    show(f"{kind} discover {value}", lambda: sock.setsockopt(socket.IPPROTO_IP, discover, value))
+                    show(f"{kind} discover", lambda: sock.getsockopt(socket.IPPROTO_IP, discover))
     for name in (multicast_ttl, multicast_loop):
         for value in (-2, -1, 0, 7, 255, 256):
             show(f"UDP option {name} to {value}", lambda: receiver.setsockopt(socket.IPPROTO_IP, name, value))

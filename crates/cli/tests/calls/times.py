@@ -43,16 +43,26 @@ def deferred():
 
 def lingering():
     """The port of a closed connection whose peer does not end is free after TCP_LINGER2."""
-    listener, client, server = pair()
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)
-    where = client.getsockname()
-    client.close()
-    show("lingers", server.recv(1))
-    show("lingers", call_of(lambda: socket.socket().bind(where)))
-    until = time.monotonic() + 20
-    while call_of(lambda: socket.socket().bind(where)) and time.monotonic() < until:
-        time.sleep(0.1)
-    show("lingers no longer", call_of(lambda: socket.socket().bind(where)))
+    for before in (True, False):
+        listener, client = socket.socket(), socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        if before:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)
+        client.connect(listener.getsockname())
+        server = listener.accept()[0]
+        if not before:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)
+        show("lingers", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2))
+        where = client.getsockname()
+        client.close()
+        show("lingers", server.recv(1))
+        show("lingers", call_of(lambda: socket.socket().bind(where)))
+        result, until = "", time.monotonic() + 20
+        while result is not None and time.monotonic() < until:
+            time.sleep(0.1)
+            result = call_of(lambda: socket.socket().bind(where))
+        show("lingers no longer", result)
 
 
 deferred()

@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 
 /// The options that the engine must know when it creates a socket: level, name, and default value of a kernel
 /// socket. An option is sent to the engine only if its value differs from the default.
-const STREAM_OPTIONS: [NumberOption; 15] = [
+const STREAM_OPTIONS: [NumberOption; 16] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
@@ -19,6 +19,7 @@ const STREAM_OPTIONS: [NumberOption; 15] = [
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
     (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 536),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2, 60),
     (libc::IPPROTO_IP, libc::IP_TOS, 0),
     (libc::IPPROTO_IP, libc::IP_TTL, 64),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
@@ -54,7 +55,7 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 ];
 
 /// The most options that are sent with a request.
-const MOST_OPTIONS: usize = 19;
+const MOST_OPTIONS: usize = 20;
 
 /// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
 /// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects

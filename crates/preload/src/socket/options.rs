@@ -287,6 +287,9 @@ pub fn is_in_range(level: c_int, name: c_int, value: &[u8], bound: bool) -> bool
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => number == 0 || (88..=32767).contains(&number),
         (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number != 0 || bound,
         (libc::IPPROTO_IP, libc::IP_TTL) => number == -1 || (1..=255).contains(&number),
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
+            (0..=5).contains(&number)
+        }
         (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL)
         | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => {
             (-1..=255).contains(&number)
@@ -333,6 +336,8 @@ mod tests {
             (tcp, libc::TCP_MAXSEG, vec![0, 88, 32767], vec![-1, 1, 87, 32768]),
             (tcp, libc::TCP_NODELAY, vec![-1, 0, 1, 7], vec![]),
             (ip, libc::IP_TTL, vec![-1, 1, 255], vec![-2, 0, 256]),
+            (ip, libc::IP_MTU_DISCOVER, vec![0, 5], vec![-1, 6]),
+            (ip6, libc::IPV6_MTU_DISCOVER, vec![0, 5], vec![-1, 6]),
             (ip, libc::IP_MULTICAST_TTL, vec![-1, 0, 255], vec![-2, 256]),
             (ip6, libc::IPV6_UNICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
             (ip6, libc::IPV6_MULTICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
