@@ -321,14 +321,16 @@ def devices(options, directory):
 def qemu(options, kernel, archive, directory, sockets):
     line = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", options.name]
     line += ["-machine", "q35,accel=tcg"]
-    # Page tables of five levels would make each translation of an address slower.
-    line += ["-cpu", "max,la57=off", "-smp", str(options.cpus), "-m", options.memory]
+    # Page tables of five levels would make each translation of an address slower. With ERMS, programs would copy memory by an instruction that
+    # is emulated byte by byte.
+    line += ["-cpu", "max,la57=off,erms=off", "-smp", str(options.cpus), "-m", options.memory]
     # tsc=reliable lets programs read the time without a system call, and the kernel without leaving the emulated processor. An emulated
     # processor needs no mitigations. Without both and with five levels, machines need a sixth more processor time.
     # no_timer_check disables the kernel's test of the timer, which fails on a busy host.
     # cryptomgr.notests leaves out the kernel's tests of its ciphers, which take a tenth of a boot.
     arguments = ["console=ttyS0", "panic=-1", "loglevel=4", "random.trust_cpu=on", "no_timer_check", "cryptomgr.notests"]
-    arguments += ["tsc=reliable", "mitigations=off"]
+    # init_on_alloc=0 does not clear memory before the kernel uses it.
+    arguments += ["tsc=reliable", "mitigations=off", "init_on_alloc=0"]
     arguments += options.kernel_arg
     if options.iommu:
         line += ["-device", "intel-iommu,intremap=on,caching-mode=on"]
