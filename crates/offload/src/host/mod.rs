@@ -311,6 +311,11 @@ impl Engine {
     /// Removes a socket: closes its pair and frees its memory.
     fn remove(&mut self, key: Key) {
         let Some(mut attachment) = self.stack.remove(key) else { return };
+        // Close a duplicate of the program's end before the program learns that the connection has failed. The program's epoll instances would
+        // otherwise report events of its closed descriptor, as if they were those of the next one with its number.
+        if let Pair::Stream(pair) = &mut attachment.pair {
+            pair.filled = None;
+        }
         // Other threads have descriptors of the same end if the socket is a listener.
         if let (Pair::Listening(_), Some(end)) = (&attachment.pair, &attachment.end) {
             stop_watching(&self.epoll, end);
