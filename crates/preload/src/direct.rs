@@ -10,18 +10,14 @@ mod buffers;
 mod from_start;
 pub mod kept;
 mod leave;
-mod peek;
 mod post;
 mod receive;
-mod rest;
-mod same;
 mod send;
 mod whole;
 
 pub use from_start::{expect_slot, expect_slot_of_accepted, find_slot};
 use leave::is_polled_readable;
 pub use leave::{ask, has_end, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
-pub use peek::peek_whole;
 pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
 pub use whole::receive_whole;
@@ -80,8 +76,6 @@ struct Entry {
     /// How many more times the library looks for a slot that the connection may have got from the start.
     lookups: AtomicU32,
     patience: Patience,
-    /// Does the same for the rest of a message of which a receive has a part.
-    later_patience: Patience,
     /// Decides whether a receive posts its buffer.
     post_patience: Patience,
     /// Decides whether a large send waits until the engine has read the pair.
@@ -123,7 +117,6 @@ static ENTRIES: [Entry; MOST] = [const {
         receives: AtomicU32::new(0),
         lookups: AtomicU32::new(0),
         patience: Patience::new(),
-        later_patience: Patience::new(),
         post_patience: Patience::new(),
         send_patience: Patience::new(),
     }
@@ -168,7 +161,6 @@ pub fn closing(fd: RawFd) -> Option<Closing> {
         return None;
     }
     entry.note_change();
-    same::await_calls();
     Some(Closing(entry))
 }
 
@@ -185,7 +177,6 @@ impl Drop for Closing {
 pub fn note_closing_all() {
     waiting::forget_all();
     CLOSED_RANGES.fetch_add(1, Ordering::SeqCst);
-    same::await_calls();
 }
 
 /// The number of calls that may have made descriptors blocking or non-blocking.
@@ -285,7 +276,6 @@ extern "C" fn note_fork() {
 
 extern "C" fn note_forked() {
     post::forget_in_child();
-    same::forget_in_child();
 }
 
 /// Lets [`note_fork`] run before each fork.

@@ -104,28 +104,24 @@ fn interrupts(action: &libc::sigaction) -> bool {
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
 }
 
-/// Does the same as [`restart_outside`] for the signals that the thread does not block.
+/// Returns true if the call that a signal has interrupted just now must continue, because the signal's handler was
+/// installed with SA_RESTART. The kernel does not tell which signal it was. So all handlers count whose signals the
+/// thread does not block. Returns false if one of them was installed without SA_RESTART, or if there is none, because
+/// the handler has uninstalled itself.
 pub fn restarts() -> bool {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: the call stores the mask. An all-zero set is valid, if the call fails.
-    unsafe {
+    let blocked = unsafe {
         libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), blocked.as_mut_ptr());
-        restart_outside(&blocked.assume_init())
-    }
-}
-
-/// Returns true if the call that a signal has interrupted just now must continue, because the signal's handler was
-/// installed with SA_RESTART. The kernel does not tell which signal it was. So all handlers count whose signals were not `blocked`
-/// in the call. Returns false if one of them was installed without SA_RESTART, or if there is none, because
-/// the handler has uninstalled itself.
-pub fn restart_outside(blocked: &libc::sigset_t) -> bool {
+        blocked.assume_init()
+    };
     let mut any = false;
     let restart = (1..=libc::SIGRTMAX()).all(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::uninit();
         // SAFETY: the set is initialised. sigaction(2) fills the structure if it succeeds. The structure is read only in
         // that case.
         let action = unsafe {
-            let is_known = libc::sigismember(blocked, signal) == 0
+            let is_known = libc::sigismember(&blocked, signal) == 0
                 && libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0;
             is_known.then(|| action.assume_init())
         };

@@ -12,7 +12,6 @@ const OPENED: &str = include_str!("opened.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
-const WHOLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/whole.c");
 const REGISTRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/registrations.c");
 
 fn start(test: &str) -> Option<Lab> {
@@ -309,21 +308,4 @@ fn cancelled_threads_end_in_every_wait_and_bad_pointers_are_errors() {
     let _server = serve(&lab, "5000");
     let said = must(lab.offloaded(&program).args(["127.0.0.1", "5000"]));
     assert_eq!(String::from_utf8_lossy(&said), "all right\n");
-}
-
-/// The rings are shorter than the messages.
-#[test]
-fn receives_of_whole_messages_end_as_on_the_kernel() {
-    let Some(mut lab) = Lab::new("direct-whole", &[("cc", "gcc")]) else { return };
-    lab.serve(&["--loopback", "--spin", "300us", "--buffer", "64K"]);
-    let program = compile(&lab, WHOLE, "whole");
-    let text = |said: Vec<u8>| String::from_utf8(said).unwrap();
-    let expected = text(must(&mut lab.on_kernel(&program)));
-    assert_eq!(text(must(&mut lab.offloaded(&program))), expected);
-    // On a busy machine, the engine and the program often sleep. Without the flag's support, no byte goes through a ring.
-    let start = Instant::now();
-    while lab.count("ring_bytes") < 100_000 {
-        assert!(start.elapsed() < Duration::from_secs(100), "no receive ring is used: {}", lab.status());
-        must(lab.offloaded(&program).arg("lengths"));
-    }
 }

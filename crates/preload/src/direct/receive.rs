@@ -2,10 +2,8 @@
 
 use super::leave::{ask, await_move, leave, stop};
 use super::post::Receive;
-use super::same::Same;
-use super::{are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
+use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
 use crate::signals::BlockedSignals;
-use crate::wait::Patience;
 use crate::{errno, fail, real, set_errno, wait};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
@@ -111,26 +109,24 @@ unsafe fn take_available(
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
     // SAFETY: the caller promises `len` writable bytes at `buffer`.
-    unsafe { receive_from(fd, &entry(fd)?.patience, slot, buffer, len, None) }
+    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len, false) }
 }
 
-/// Implements [`receive`]. `patience` decides whether to poll. `same` is given for a part of a whole message, which must not continue with
-/// another connection.
+/// Implements [`receive`]. If `whole` is true, returns less than `len` bytes only if no further ones arrive soon.
 ///
 /// # Safety
 /// As for [`receive`].
 pub(super) unsafe fn receive_from(
     fd: RawFd,
-    patience: &Patience,
+    entry: &Entry,
     slot: Slot,
     buffer: *mut c_void,
     len: usize,
-    same: Option<&Same>,
+    whole: bool,
 ) -> Option<ssize_t> {
-    let entry = entry(fd)?;
-    let room = iovec { iov_base: buffer, iov_len: len };
+    let part = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
-    let take = || unsafe { receive_available(fd, &room, 1, true) };
+    let take = || unsafe { receive_available(fd, &part, 1, true) };
     if let Some(bytes) = take() {
         return Some(bytes);
     }
@@ -140,7 +136,7 @@ pub(super) unsafe fn receive_from(
         return None;
     }
     let wait_ns = wait::time_ns();
-    if patience.skips() {
+    if entry.patience.skips() {
         // Leave the ring. The engine wakes a thread that sleeps in the kernel only through the socket pair.
         return if stop(fd, slot) { None } else { take() };
     }
@@ -151,11 +147,8 @@ pub(super) unsafe fn receive_from(
     {
         return None;
     }
-    let receive = || match same {
-        Some(same) => same.receive(buffer, len),
-        // SAFETY: the program's arguments.
-        None => unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) },
-    };
+    // SAFETY: the program's arguments.
+    let receive = || unsafe { real::recv(fd, buffer, len, libc::MSG_DONTWAIT) };
     // If the ring is open, do not read the socket pair first. Received bytes then usually arrive in the ring.
     if slot.receive().is_idle() {
         match receive() {
@@ -177,17 +170,14 @@ pub(super) unsafe fn receive_from(
     // From here on, check only that the slot still belongs to the same socket. Do not check the descriptor,
     // because another thread may close it. Like a receive that sleeps in the kernel, the call must then
     // continue.
-    let is_unchanged = || {
-        let closed = same.is_some_and(Same::is_closed);
-        slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot) && !closed
-    };
+    let is_unchanged =
+        || slot.header().inode.load(Ordering::Acquire) == inode && self::slot(fd) == Some(slot);
     // SAFETY: the program's arguments.
-    let take_known = || unsafe { take_available(fd, slot, &room, 1, true, is_unchanged) };
+    let take_known = || unsafe { take_available(fd, slot, &part, 1, true, is_unchanged) };
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let waited = match buffers::are_used() {
-        true => Receive { fd, entry, slot, buffer, len, whole: same.is_some() }
-            .wait(start + wait_ns, is_unchanged),
+        true => Receive { fd, entry, slot, buffer, len, whole }.wait(start + wait_ns, is_unchanged),
         false => None,
     };
     if waited.is_some() {
@@ -195,7 +185,7 @@ pub(super) unsafe fn receive_from(
     }
     while waited.is_none() && !slot.receive().is_idle() && now < start + wait::BRIEF_NS.min(wait_ns) {
         if let Some(bytes) = take_known() {
-            patience.note(true);
+            entry.patience.note(true);
             set_errno(before);
             return Some(bytes);
         }
@@ -206,7 +196,7 @@ pub(super) unsafe fn receive_from(
         None => BlockedSignals::new(),
         Some((0, signals)) => signals,
         Some((placed, signals)) => {
-            patience.note(true);
+            entry.patience.note(true);
             signals.release(false);
             set_errno(before);
             return Some(placed as ssize_t);
@@ -243,7 +233,7 @@ pub(super) unsafe fn receive_from(
     if received.is_none() && !stop(fd, slot) {
         received = take();
     }
-    patience.note(received.is_some());
+    entry.patience.note(received.is_some());
     let interrupts = signals.release(received.is_none());
     set_errno(if received == Some(-1) { failure } else { before });
     match received {

@@ -8,8 +8,7 @@
 //! ```
 
 use super::leave::is_hung_up;
-use super::rest::Rest;
-use super::{Entry, changes, entry, identity, is_recent, is_same, now_ns, sending, slot};
+use super::{Entry, are_possible, changes, entry, identity, is_recent, is_same, now_ns, sending, slot};
 use crate::{errno, fail, real, set_errno, signals, socket};
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_int, c_long, iovec, ssize_t};
@@ -51,7 +50,10 @@ fn pair_is_empty(fd: RawFd, slot: Slot, claims: bool) -> bool {
 #[inline]
 pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    let rest = Rest::new(parts)?;
+    let len = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))?;
+    if len == 0 || !are_possible(parts) {
+        return None;
+    }
     let before = errno();
     let mut send = Send {
         fd,
@@ -60,8 +62,8 @@ pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> 
         inode: slot.header().inode.load(Ordering::Acquire),
         changes: changes(fd),
         flags,
-        total: rest.len,
-        rest,
+        rest: Rest { parts, skipped: 0, len },
+        total: len,
         checked: false,
         may_sleep: None,
     };
@@ -71,6 +73,36 @@ pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> 
         set_errno(before);
     }
     sent
+}
+
+/// The bytes of a send that are not sent yet.
+struct Rest<'a> {
+    parts: &'a [iovec],
+    /// The number of bytes of the first part that are sent.
+    skipped: usize,
+    len: usize,
+}
+
+impl Rest<'_> {
+    /// Returns the unsent bytes of the first part.
+    fn first(&self) -> Option<iovec> {
+        let part = self.parts.first()?;
+        Some(iovec {
+            iov_base: part.iov_base.wrapping_byte_add(self.skipped),
+            iov_len: part.iov_len - self.skipped,
+        })
+    }
+
+    /// Counts `len` bytes of the first part as sent.
+    fn advance(&mut self, len: usize) {
+        self.skipped += len;
+        self.len -= len;
+        while let [part, parts @ ..] = self.parts
+            && self.skipped == part.iov_len
+        {
+            (self.parts, self.skipped) = (parts, 0);
+        }
+    }
 }
 
 /// How a wait for the ring has ended.
@@ -146,7 +178,7 @@ impl Send<'_> {
             return (0, same && (most == 0 || stays));
         }
         self.checked = true;
-        let rest = self.rest;
+        let rest = Rest { ..self.rest };
         let (start, mut at) = (claim.index, claim.index);
         while let Some(part) = self.rest.first()
             && at - start < most as u64

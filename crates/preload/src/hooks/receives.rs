@@ -57,6 +57,8 @@ hooks! {
         }
         let direct = match flags {
             0 => direct::receive(fd, buffer, len),
+            libc::MSG_WAITALL => direct::receive_whole(fd, buffer, len)
+                .or_else(|| receive_available(fd, &datagram::part(buffer, len), 1, flags)),
             _ => receive_available(fd, &datagram::part(buffer, len), 1, flags),
         };
         receive::finish(fd, len, direct.unwrap_or_else(|| direct::using_for(fd, || real::recv(fd, buffer, len, flags))))
@@ -94,10 +96,10 @@ hooks! {
             // receive below then finds them there, and the kernel reports the invalid pointer.
             direct::leave(fd);
         } else if let Some(result) = receive_available(fd, &datagram::part(buffer, len), 1, flags) {
-            if !address.is_null() && result >= 0 {
+            if !address.is_null() {
                 address_len.write_unaligned(0);
             }
-            return if result > 0 { result } else { receive::finish(fd, len, result) };
+            return result;
         }
         let result = direct::using_for(fd, || real::recvfrom(fd, buffer, len, flags, address, address_len));
         receive::hide_name(fd, result, address, address_len);
@@ -128,9 +130,7 @@ hooks! {
             _ if count > libc::UIO_MAXIOV as usize => None,
             _ => memory::readable_total((*message).msg_iov, count).and_then(|len| discard(fd, len, flags)),
         };
-        let available = || receive_available(fd, (*message).msg_iov, count, flags)
-            .map(|result| if result > 0 { result } else { receive::finish(fd, 1, result) });
-        if let Some(result) = discarded.or_else(available) {
+        if let Some(result) = discarded.or_else(|| receive_available(fd, (*message).msg_iov, count, flags)) {
             if result >= 0 {
                 ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
             }
@@ -189,19 +189,13 @@ fn discard(fd: c_int, len: usize, flags: c_int) -> Option<ssize_t> {
     }
 }
 
-/// Receives bytes that are already in shared memory into `count` buffers, or waits for all of them with MSG_WAITALL. Returns what the
-/// receive must return. Returns `None` if there are no bytes, or if only the kernel can handle `flags`.
+/// Receives bytes that are already in shared memory into `count` buffers. Returns the
+/// number of bytes. Returns `None` if there are none, or if only the kernel can handle `flags`.
 unsafe fn receive_available(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<ssize_t> {
-    let waits = flags & (libc::MSG_WAITALL | libc::MSG_DONTWAIT) == libc::MSG_WAITALL;
-    let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC | libc::MSG_WAITALL;
+    let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
     if flags & !simple != 0 || count > MOST_PARTS {
         direct::leave(fd);
         return None;
-    }
-    if waits {
-        let receive = if flags & libc::MSG_PEEK == 0 { direct::receive_whole } else { direct::peek_whole };
-        // SAFETY: the program's arguments.
-        return unsafe { receive(fd, parts, count) };
     }
     // SAFETY: the program's arguments.
     let received = unsafe { direct::receive_available(fd, parts, count, flags & libc::MSG_PEEK == 0) };
