@@ -6,7 +6,7 @@ use crate::congestion::Ack;
 use crate::scoreboard::{AckContext, Delivered};
 use crate::segment::Segment;
 use crate::sequence::{before, extend};
-use inlane_wire::tcp::{ECE, FIN};
+use inlane_wire::tcp::{ECE, FIN, SYN};
 
 /// The number of duplicate acknowledgments that reveal a loss if the peer has no SACK (RFC 5681).
 const DUPLICATE_THRESHOLD: u32 = 3;
@@ -55,7 +55,9 @@ impl Connection {
         }
         // Set the peer's window. Ignore the window of a segment that is older than the segment that last set
         // it (SND.WL1, SND.WL2; RFC 9293, section 3.10.7.4).
-        let announced = (header.window as u32) << self.snd.scale;
+        // The window in a SYN, here of a simultaneous open, is never scaled (RFC 7323, section 2.2).
+        let scale = if header.has(SYN) { 0 } else { self.snd.scale };
+        let announced = (header.window as u32) << scale;
         if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
             self.snd.window = announced;
             self.snd.max_window = self.snd.max_window.max(self.snd.window);

@@ -30,6 +30,7 @@ fn rfc9293_simultaneous_open() {
     script.events |= script.connection.on_segment(script.now, &raw(syn_ack), &mut script.memory);
     assert_eq!(script.state(), State::Established);
     assert!(script.events.contains(Events::CONNECTED));
+    assert_eq!(script.connection.send_window(), 1000, "the window of a SYN,ACK is not scaled");
 }
 
 #[test]
