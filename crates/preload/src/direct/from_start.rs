@@ -74,17 +74,21 @@ fn count_connection() -> bool {
 #[cold]
 pub(super) fn find(fd: RawFd, entry: &Entry) -> Option<Slot> {
     let left = entry.lookups.load(Ordering::Relaxed);
-    entry.lookups.store(left.saturating_sub(1), Ordering::Relaxed);
     let area = control::area()?;
     let before = errno();
     let changes = entry.changes.load(Ordering::SeqCst);
     let identity = identity(fd);
     set_errno(before);
-    let (inode, device) = identity?;
-    let slot = area.find(inode).filter(|slot| slot.header().device.load(Ordering::Relaxed) == device)?;
-    if slot.life().is_connecting() {
+    let slot_of = |(inode, device)| {
+        area.find(inode).filter(|slot| slot.header().device.load(Ordering::Relaxed) == device)
+    };
+    let slot = identity.and_then(slot_of);
+    // A connection over a kept pair has its slot before it is established, and must find it then.
+    if slot.is_some_and(|slot| slot.life().is_connecting()) {
         return None;
     }
+    entry.lookups.store(left.saturating_sub(1), Ordering::Relaxed);
+    let (slot, (inode, _)) = (slot?, identity?);
     entry.lookups.store(0, Ordering::Relaxed);
     ready::forget_outdated(slot);
     entry.slot.store(slot.as_ptr(), Ordering::Release);
