@@ -87,7 +87,7 @@ pub fn end_registration(fd: RawFd, index: usize) -> bool {
         && let Some((_, instance)) = table::unwatch(index)
         && let Some(instance) = instance::of(instance)
     {
-        instance.stop_watching(1 << index);
+        ready::stop_watching(instance, index);
     }
     true
 }

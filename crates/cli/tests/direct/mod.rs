@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub const PEER: &str = include_str!("peer.py");
 const KEPT: &str = include_str!("kept.py");
 const OPENED: &str = include_str!("opened.py");
+const SLEEPERS: &str = include_str!("sleepers.py");
+const ITSELF: &str = include_str!("itself.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
@@ -110,6 +112,14 @@ fn bulk_data_of_a_blocking_sender_stays_in_the_ring() {
     }
 }
 
+/// Both ends of such a connection open it at the same time, and have the same sequence numbers.
+#[test]
+fn a_socket_that_is_connected_to_itself_gets_all_bytes() {
+    let Some(lab) = start("direct-itself") else { return };
+    let said = must(lab.offloaded(PYTHON).args(["-c", ITSELF]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+}
+
 #[test]
 fn processes_that_share_a_connection_lose_no_byte() {
     let Some(lab) = start("direct-processes") else { return };
@@ -137,6 +147,40 @@ fn event_driven_programs_get_each_byte_once_and_see_the_events_of_the_kernel() {
     let Some(lab) = start("direct-events") else { return };
     check(&lab, &["events", "crowded", "reset", "unregistered"]);
     exchange_directly(&lab);
+}
+
+/// Starts a role of `sleepers.py`, and waits for its first line.
+fn start_sleepers(lab: &Lab, role: &str, port: &str) -> Running {
+    let mut command = lab.offloaded(PYTHON);
+    command.args(["-c", SLEEPERS, role, port]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = Running(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(program.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(["ready\n", "done\n"].contains(&&line[..]), "{role}: {line}");
+    program
+}
+
+/// A server that sleeps gets the messages of all connections but one through shared memory.
+#[test]
+fn one_message_of_many_wakes_a_server_that_sleeps() {
+    let Some(lab) = start("direct-sleepers") else { return };
+    let start = Instant::now();
+    for port in 5000.. {
+        let port = port.to_string();
+        let _server = start_sleepers(&lab, "serve", &port);
+        let _client = start_sleepers(&lab, "client", &port);
+        let status = lab.status();
+        let sockets = status["sockets"].as_array().unwrap();
+        let of_server =
+            |socket: &&serde_json::Value| socket["local"].as_str().unwrap().ends_with(&format!(":{port}"));
+        let ring_bytes = |socket: &serde_json::Value| socket["ring_bytes"].as_u64().unwrap_or(0);
+        let ring: u64 = sockets.iter().filter(of_server).map(ring_bytes).sum();
+        // 24 connections have carried 40 messages of 4 bytes.
+        if ring > 24 * 40 * 4 / 4 {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "only {ring} bytes went through shared memory");
+    }
 }
 
 /// No connection sends often enough to request a slot.

@@ -81,7 +81,8 @@
 //! epoll_wait finds them without a system call. The end of the stream also goes into an open ring, behind the last byte. The pair stays
 //! unchanged then, so it can be kept for another connection ([`Life`]).
 //!
-//! A thread leaves the ring before it sleeps in the kernel, so the engine then wakes it through the pair. In mode PAIR
+//! A thread that sleeps in the kernel is woken through the pair. Before it sleeps in recv, poll or select, it leaves the ring. Before it
+//! sleeps in epoll_wait, it leaves all rings open, and the engine moves the bytes of one connection to the pair ([`Sleepers`]). In mode PAIR
 //! nobody takes bytes of the ring, so the engine moves those that are left to the pair. Until the pair has them, the filled
 //! position shows that bytes are left to read.
 //! A program that does not look at its slot leaves bytes in the ring: it was killed, or uses calls that the
@@ -92,6 +93,7 @@
 mod life;
 mod post;
 mod records;
+mod sleepers;
 mod slot;
 #[cfg(test)]
 mod tests;
@@ -99,6 +101,7 @@ mod tests;
 pub use life::Life;
 pub use post::{Placing, Post, Posted};
 pub use records::Records;
+pub use sleepers::Sleepers;
 pub use slot::{Area, Header, MOST_THREADS, PeerWords, Slot};
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -8,7 +8,9 @@
 //! The rings of a slot are those of TCP: the engine sends segments from the send ring, and puts received segments into the
 //! receive ring. A byte at index i of its direction of the connection lies at i modulo the ring's length.
 
-use super::{Doorbell, Life, PairMarks, Post, ReceiveRing, Received, Records, SLOTS, SendRing, Stores};
+use super::{
+    Doorbell, Life, PairMarks, Post, ReceiveRing, Received, Records, SLOTS, SendRing, Sleepers, Stores,
+};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -66,6 +68,8 @@ struct AreaWords {
     received_records: Line,
     buffers: Line,
     keeps: Line,
+    asleep: Line,
+    watched: [AtomicU64; 64],
     inodes: [AtomicU64; SLOTS],
 }
 
@@ -239,6 +243,12 @@ impl Area {
     /// slot n. It never reads the word. The program clears the bit when it finds no bytes in the ring.
     pub fn ready(&self) -> &AtomicU64 {
         &self.words().ready.0
+    }
+
+    /// Returns the words of threads that sleep while receive rings are open.
+    pub fn sleepers(&self) -> Sleepers<'_, AtomicU64> {
+        let words = self.words();
+        Sleepers { asleep: &words.asleep.0, watched: &words.watched }
     }
 
     /// Returns the word that is 1 while new connections get a slot from the start, without a request. The program sets it.

@@ -3,6 +3,7 @@
 
 mod life;
 mod records;
+mod sleepers;
 
 use super::*;
 use loom::cell::UnsafeCell;

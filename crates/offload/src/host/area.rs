@@ -17,6 +17,9 @@ const MOST_UNUSED: u32 = 8;
 
 /// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
 /// no connection uses the memory.
+/// How long a thread that was woken may take to run, in nanoseconds. Longer only if the processors have much other work.
+const WAKING_NS: u64 = 10_000_000;
+
 #[derive(Debug)]
 pub struct SharedArea {
     start: NonNull<u8>,
@@ -39,6 +42,8 @@ pub struct SharedArea {
     keys: [AtomicU64; SLOTS],
     /// The number of connections in a row that got a slot from the start and did not use it.
     unused_in_row: AtomicU32,
+    /// Until when a thread that the engine has woken may not have run yet, in nanoseconds.
+    waking_until: AtomicU64,
     /// Bit n is 1 if there is a pair for a later connection of slot n.
     keeps: AtomicU64,
     /// The pairs of the bits in `keeps`.
@@ -83,6 +88,7 @@ impl SharedArea {
             stored,
             keys,
             unused_in_row,
+            waking_until: AtomicU64::new(0),
             keeps,
             kept,
             file: None,
@@ -253,6 +259,16 @@ impl SharedArea {
     /// bytes are in this slot's receive ring.
     pub(super) fn announce(&self, index: usize) {
         self.area().ready().fetch_or(1 << index, Ordering::Release);
+    }
+
+    /// Records that the engine wakes a thread of the program.
+    pub(super) fn note_wake(&self, now: u64) {
+        self.waking_until.store(now + WAKING_NS, Ordering::Relaxed);
+    }
+
+    /// Returns true if the engine has woken a thread of the program less than [`WAKING_NS`] ago.
+    pub(super) fn has_just_woken(&self, now: u64) -> bool {
+        now < self.waking_until.load(Ordering::Relaxed)
     }
 
     /// Frees slot `index` once the store of the peer's engine into its receive ring has ended.

@@ -129,6 +129,8 @@ pub struct Direct {
     ends: bool,
     /// True if the receive ring has the end of the stream.
     has_end: bool,
+    /// The number of a thread of the program that sleeps until the connection has events. What is in the receive ring must go to the pair.
+    wakes: Option<usize>,
     /// The number of consecutive times that the engine has moved bytes from the receive ring to the pair, at most
     /// `MOST_DOUBLINGS`.
     moved_in_row: u32,
@@ -226,6 +228,7 @@ impl Direct {
             unread: false,
             ends: false,
             has_end: false,
+            wakes: None,
             moved_in_row: 0,
             shunned_until: 0,
             pair_empty: from_start,
@@ -507,7 +510,7 @@ impl Direct {
             if !receive.open(self.taken) {
                 return false;
             }
-            (self.open, self.taken, self.filled) = (true, first, first);
+            (self.open, self.taken, self.filled, self.wakes) = (true, first, first, None);
         }
         let filled = next_position(start.wrapping_sub(self.base), len);
         if filled != self.filled {
@@ -519,8 +522,50 @@ impl Direct {
                 receive.fill(filled);
                 self.area.announce(self.index);
             }
+            self.look_for_sleepers(now);
         }
         true
+    }
+
+    /// Looks whether a thread of the program sleeps until the connection has events. Call this when the receive ring has got something.
+    fn look_for_sleepers(&mut self, now: u64) {
+        if self.wakes.is_none()
+            && let Some(number) = self.area.area().sleepers().claim_wake(self.index)
+        {
+            self.wakes = Some(number);
+            self.area.note_wake(now);
+        }
+        self.must_end |= self.wakes.is_some() && self.published;
+    }
+
+    /// Returns true if what is in the receive ring must go to the pair, to wake a thread of the program. If the peer's engine publishes bytes in
+    /// the ring, first call [`Direct::end_publishing`]. Then call [`Direct::leave_to_wake`].
+    pub fn must_wake(&self) -> bool {
+        self.wakes.is_some()
+    }
+
+    /// Returns true if bytes or the end of the stream that were left in the receive ring must still go to the pair.
+    pub fn is_moving(&self) -> bool {
+        self.moving
+    }
+
+    /// Closes the receive ring, to wake a thread of the program. Returns `None` if the peer's engine publishes bytes in the ring. Otherwise returns how many
+    /// further bytes the program has taken. The others must go to the pair.
+    ///
+    /// # Errors
+    /// If the program broke the protocol.
+    pub fn leave_to_wake(&mut self) -> Result<Option<u64>, Hostile> {
+        if self.published {
+            return Ok(None);
+        }
+        let wakes = self.wakes;
+        let taken = self.leave()?;
+        if !self.moving
+            && let Some(number) = wakes
+        {
+            self.area.area().sleepers().return_wake(number);
+        }
+        Ok(Some(taken))
     }
 
     /// Returns true if the receive ring should be shared with the peer's engine now, and has not been.
@@ -592,6 +637,7 @@ impl Direct {
         self.filled = stream.connection.received().wrapping_sub(self.base) & POSITION;
         self.slot.receive().fill(self.filled);
         self.area.announce(self.index);
+        self.look_for_sleepers(now);
         if let Some(claim) = claim {
             stream.release_stores(claim, None);
         }
@@ -612,6 +658,7 @@ impl Direct {
             self.has_end = true;
             self.slot.receive().end_stream(self.filled);
             self.area.announce(self.index);
+            self.look_for_sleepers(now);
         }
         true
     }
@@ -660,7 +707,8 @@ impl Direct {
             return Ok(taken);
         }
         let taken = taken + self.leave()?;
-        if self.filled != self.taken {
+        // A thread that was woken for another connection may not have run yet.
+        if self.filled != self.taken && !self.area.has_just_woken(now) {
             self.note_use(false);
             self.shunned_until = now + (SHUN_NS << self.moved_in_row);
             self.moved_in_row = (self.moved_in_row + 1).min(MOST_DOUBLINGS);
@@ -719,6 +767,7 @@ impl Direct {
         let position = self.slot.receive().end();
         let taken = self.advance(position);
         (self.moving, self.open) = (self.has_end || self.filled != self.taken, false);
+        self.wakes = None;
         taken
     }
 

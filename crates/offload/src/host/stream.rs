@@ -89,7 +89,7 @@ impl Engine {
         }
         let state = stream.connection.state();
         let deadline = stream.next_deadline();
-        let (undelivered, reason) = (stream.undelivered(), stream.connection.reason());
+        let reason = stream.connection.reason();
         let peer_closed = stream.connection.peer_closed();
         if let Some(direct) = &mut pair.direct {
             let limit = options.send_limit(stream.send.capacity()) as u64;
@@ -97,7 +97,14 @@ impl Engine {
             direct.expect_posts(stream);
         }
         let ends = peer_closed && !pair.end_passed && !pair.closed_in_slot;
-        if ends && !pair.direct.as_mut().is_some_and(|direct| direct.pass_end(now)) && undelivered == 0 {
+        let passed = match pair.pass_end(now, stream, ends) {
+            Ok(passed) => passed,
+            Err(Hostile) => return self.refuse_hostile(now, key),
+        };
+        let undelivered = stream.undelivered();
+        again |=
+            pair.writable && undelivered > 0 && pair.direct.as_ref().is_some_and(|direct| direct.is_moving());
+        if ends && !passed && undelivered == 0 {
             pair.end_passed = true;
             if !pair.hung_up
                 && let (Some(end), Some(fd)) = (&end, fd)
@@ -150,10 +157,10 @@ impl Engine {
         let pair_of = |stack: &mut super::socket::Stack| {
             let attachment = &mut stack.sockets.get_mut(key)?.attachment;
             let Pair::Stream(pair) = &mut attachment.pair else { return None };
-            Some((pair.filled.take()?, pair.client.clone()))
+            Some((pair.filled.take()?, pair.client.clone(), pair.direct.is_none()))
         };
-        let Some((filled, client)) = pair_of(&mut self.stack) else { return };
-        if let Some(program) = filled.program() {
+        let Some((filled, client, lacks_slot)) = pair_of(&mut self.stack) else { return };
+        if let Some(program) = filled.program().filter(|_| lacks_slot) {
             self.give_slot(now, key, &client, program);
         }
         let attachment = self.stack.sockets.get(key).map(|socket| &socket.attachment);
@@ -249,10 +256,15 @@ impl StreamPair {
                 && let Some(claim) = stream.hold_stores(now)
             {
                 direct.fill(now, fd, stream.delivered, stream.undelivered());
-                stream.release_stores(claim, Some(direct.begin_publishing()));
+                let base = (!direct.must_wake()).then(|| direct.begin_publishing());
+                stream.release_stores(claim, base);
             }
-            stream.publish_delivered();
-            return Ok(false);
+            if !direct.must_wake() {
+                stream.publish_delivered();
+                return Ok(false);
+            }
+            let Some(taken) = direct.leave_to_wake()? else { return Ok(true) };
+            stream.delivered += taken;
         }
         let received = stream.connection.received();
         let stop = received.min(stream.delivered + TURN);
@@ -281,6 +293,24 @@ impl StreamPair {
         }
         stream.publish_delivered();
         Ok(self.writable && stream.delivered < received)
+    }
+
+    /// Passes the end of the stream through shared memory if `ends` is true. Returns false if it must go through the pair.
+    ///
+    /// # Errors
+    /// If the program broke the protocol of shared memory.
+    fn pass_end(&mut self, now: u64, stream: &mut Stream, ends: bool) -> Result<bool, Hostile> {
+        let Some(direct) = self.direct.as_mut().filter(|_| ends) else { return Ok(false) };
+        if !direct.pass_end(now) {
+            return Ok(false);
+        }
+        if direct.must_wake()
+            && let Some(taken) = direct.leave_to_wake()?
+        {
+            stream.delivered += taken;
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// Writes all received bytes that the program has not read yet into the socket pair. This includes the

@@ -1,5 +1,7 @@
 //! The table of epoll instances: which slots of shared memory they watch, and which thread waits for their events.
 
+#[cfg(doc)]
+use inlane_offload_protocol::slots::Sleepers;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -23,7 +25,14 @@ pub struct Instance {
     /// The number of the slot of shared memory whose event is reported first. It changes, because a program
     /// may ask for few events. All connections then get their turn.
     pub first: AtomicU32,
+    /// The number of the instance among [`Sleepers`], plus 1. 0 if it has none.
+    sleeper: AtomicU32,
 }
+
+/// The number of instances that have a number among [`Sleepers`].
+static SLEEPERS: AtomicU32 = AtomicU32::new(0);
+/// The most such instances.
+const MOST_SLEEPERS: u32 = 64;
 
 /// The value of `Instance::waiter` if several threads have waited on the epoll instance.
 const SEVERAL: usize = usize::MAX;
@@ -36,6 +45,7 @@ static INSTANCES: [Instance; MOST] = [const {
         calls: AtomicU32::new(0),
         kernel: AtomicBool::new(false),
         first: AtomicU32::new(0),
+        sleeper: AtomicU32::new(0),
     }
 }; MOST];
 
@@ -76,6 +86,22 @@ impl Instance {
     #[inline]
     pub fn waits_alone(&self) -> bool {
         self.waiter.load(Ordering::Relaxed) == thread()
+    }
+
+    /// Returns the number of the instance among [`Sleepers`]. `None` if other instances have all numbers. The calling thread is the
+    /// only one that waits for the instance's events.
+    pub fn sleeper(&self) -> Option<usize> {
+        if self.sleeper.load(Ordering::Relaxed) == 0 {
+            let next = |given| (given < MOST_SLEEPERS).then_some(given + 1);
+            let given = SLEEPERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+            self.sleeper.store(given + 1, Ordering::Relaxed);
+        }
+        self.known_sleeper()
+    }
+
+    /// Returns the number that [`Instance::sleeper`] has returned. `None` if it has returned none.
+    pub fn known_sleeper(&self) -> Option<usize> {
+        (self.sleeper.load(Ordering::Relaxed) as usize).checked_sub(1)
     }
 
     /// Returns true if other threads than the calling one have waited for the events of the instance.

@@ -8,7 +8,7 @@
 //! ```text
 //! epoll_wait:  bytes in receive rings, room in send rings -> events, without a system call
 //!              otherwise, and in each 8th call          ---> the kernel's events
-//!              before the thread sleeps                 ---> leave all receive rings
+//!              before the thread sleeps                 ---> ask the engine to wake it through the pair of one connection
 //! ```
 //!
 //! One call returns either the module's events or the kernel's, so that no descriptor is in its result twice.
@@ -21,7 +21,7 @@ use super::Registration;
 use super::instance::{self, Instance, set};
 use super::table::{self, Entry};
 use crate::{control, direct, errno, set_errno};
-use inlane_offload_protocol::slots::{SLOTS, Slot};
+use inlane_offload_protocol::slots::{Area, SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -105,6 +105,9 @@ fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, ind
 #[inline]
 pub fn set_events(instance: &Instance, index: usize, events: u32) {
     set(&instance.readers, 1 << index, events & libc::EPOLLIN as u32 != 0);
+    if events & libc::EPOLLIN as u32 == 0 {
+        wake_no_more(instance, index);
+    }
     set(&instance.writers, 1 << index, events & libc::EPOLLOUT as u32 != 0);
 }
 
@@ -124,7 +127,7 @@ pub fn unwatch(index: usize) {
     let Some((fd, instance)) = table::unwatch(index) else { return };
     slot.iter().for_each(|&slot| direct::leave_slot(fd, slot));
     if let Some(instance) = instance::of(instance) {
-        instance.stop_watching(1 << index);
+        stop_watching(instance, index);
     }
 }
 
@@ -135,7 +138,7 @@ pub fn note_removed(entry: &Entry, instance: RawFd, fd: RawFd) {
         && let Some(index) = table::slot_of(fd)
         && let Some(instance) = instance::of(instance)
     {
-        instance.stop_watching(1 << index);
+        stop_watching(instance, index);
     }
 }
 
@@ -326,12 +329,19 @@ impl Waiting {
         count as c_int
     }
 
-    /// Leaves the receive rings of all watched connections. Call it before the thread sleeps in the kernel,
-    /// because bytes in a ring do not wake a sleeping thread. Stores the events of connections whose rings have
-    /// bytes, and returns the number of events.
-    pub fn stop(self) -> c_int {
-        let Some(area) = control::area() else { return 0 };
-        let mut rest = self.instance.readers.load(Ordering::Relaxed);
+    /// Prepares the thread to sleep in the kernel, where bytes in a ring do not wake it. Lets the engine wake it, or leaves the receive rings of all
+    /// watched connections. After the sleep, drop the returned value.
+    ///
+    /// # Errors
+    /// If there are events of connections whose rings have bytes. They are stored, and this is their number. The thread must not sleep.
+    pub fn fall_asleep(self) -> Result<Option<Asleep>, c_int> {
+        let Some(area) = control::area() else { return Ok(None) };
+        let readers = self.instance.readers.load(Ordering::Relaxed);
+        let number = self.sleeper();
+        if let Some(number) = number {
+            area.sleepers().fall_asleep(number, readers);
+        }
+        let mut rest = if number.is_some() { 0 } else { readers };
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
             rest &= rest - 1;
@@ -343,7 +353,45 @@ impl Waiting {
                 area.ready().fetch_or(1 << index, Ordering::AcqRel);
             }
         }
-        self.look()
+        let asleep = number.map(|number| Asleep { area, number });
+        match self.look() {
+            0 => Ok(asleep),
+            found => Err(found),
+        }
+    }
+
+    /// Returns the number by which the engine knows that the calling thread sleeps. `None` if it must leave the receive rings: other threads wait for
+    /// events of the instance, other instances have all numbers, or the memory belongs to the parent of this process or an earlier control connection.
+    fn sleeper(self) -> Option<usize> {
+        let alone = self.instance.waits_alone() && control::has_present_area();
+        if alone { self.instance.sleeper() } else { None }
+    }
+}
+
+/// The calling thread sleeps, and the engine knows it.
+pub struct Asleep {
+    area: Area,
+    number: usize,
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.area.sleepers().wake_up(self.number);
+    }
+}
+
+/// Stops looking for events of the connection in slot `index`.
+pub fn stop_watching(instance: &Instance, index: usize) {
+    instance.stop_watching(1 << index);
+    wake_no_more(instance, index);
+}
+
+/// Records that bytes in slot `index` need not wake the thread any more that sleeps until the instance has events.
+fn wake_no_more(instance: &Instance, index: usize) {
+    if instance.others_wait()
+        && let (Some(area), Some(number)) = (control::area(), instance.known_sleeper())
+    {
+        area.sleepers().watched[number].fetch_and(!(1 << index), Ordering::Relaxed);
     }
 }
 

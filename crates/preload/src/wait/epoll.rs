@@ -60,7 +60,14 @@ pub unsafe fn epoll(
     if timeout == 0 {
         return look(asks, mask);
     }
-    let stop = || shared.map_or(0, |shared| shared.stop());
+    let sleep = |timeout, mask| {
+        let _asleep = match shared.map(|shared| shared.fall_asleep()) {
+            Some(Err(found)) => return found,
+            Some(Ok(asleep)) => asleep,
+            None => None,
+        };
+        wait(timeout, mask)
+    };
     if let Some(shared) = shared {
         let found = if asks { look(true, null()) } else { shared.look() };
         if found != 0 {
@@ -68,8 +75,7 @@ pub unsafe fn epoll(
         }
     }
     if time_ns() == 0 || entry.patience.skips() {
-        let found = stop();
-        return if found > 0 { found } else { wait(timeout, mask) };
+        return sleep(timeout, mask);
     }
     let mut looks = 1u32;
     poll_then_sleep(
@@ -86,12 +92,8 @@ pub unsafe fn epoll(
             }
         },
         |before, passed| {
-            let found = stop();
-            if found > 0 {
-                return found;
-            }
             let rest = of_milliseconds(timeout).saturating_sub(passed).div_ceil(1_000_000);
-            wait(
+            sleep(
                 if timeout > 0 { rest as c_int } else { timeout },
                 if mask.is_null() { before } else { mask },
             )

@@ -327,3 +327,49 @@ fn a_slot_is_free_once_the_peers_engine_has_ended_its_store() {
             && slot.stores().ring.claim_at(14).is_none()
     );
 }
+
+/// Records that a thread of the program sleeps until slot `slots` have bytes.
+fn sleep(direct: &Direct, slots: u64) {
+    direct.area.area().sleepers().fall_asleep(3, slots);
+}
+
+#[test]
+fn one_connection_leaves_its_ring_to_wake_a_thread() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd = engine.as_raw_fd();
+    let area = area();
+    let [mut first, mut second] = [(); 2].map(|()| connection_in(&area, 0).unwrap());
+    for direct in [&mut first, &mut second] {
+        assert!(direct.slot.receive().ask() && direct.fill(1, fd, 0, 5));
+        take(direct, 5);
+        assert_eq!(direct.settle(2), Ok(5));
+    }
+    sleep(&first, 0);
+    assert!(first.fill(3, fd, 5, 1) && !first.must_wake(), "the thread does not wait for this connection");
+    take(&first, 1);
+    assert_eq!(first.settle(3), Ok(1));
+    sleep(&first, 3);
+    assert!(second.fill(3, fd, 5, 3) && second.must_wake());
+    assert!(first.fill(3, fd, 6, 8) && !first.must_wake(), "the thread is awake");
+    assert_eq!(second.leave_to_wake(), Ok(Some(0)));
+    assert!(second.is_moving() && second.slot.receive().is_moving() && !second.must_wake());
+    assert!(!second.fill(3, fd, 5, 3), "the bytes go to the pair");
+    second.note_pair_written();
+    assert!(second.slot.receive().ask() && second.fill(4, fd, 8, 1), "the ring is not shunned");
+    assert_eq!(area.area().ready().load(Ordering::Relaxed) & 3, 3);
+}
+
+#[test]
+fn the_end_of_the_stream_wakes_a_thread() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut direct = connection();
+    assert!(direct.slot.receive().ask() && direct.fill(1, engine.as_raw_fd(), 0, 5));
+    take(&direct, 5);
+    assert_eq!(direct.settle(2), Ok(5));
+    sleep(&direct, 1);
+    assert!(direct.pass_end(3) && direct.must_wake());
+    assert_eq!(direct.leave_to_wake(), Ok(Some(0)));
+    assert!(direct.is_moving() && !direct.pass_end(3));
+    direct.note_end_in_pair();
+    assert!(!direct.is_moving() && !direct.slot.receive().is_moving());
+}

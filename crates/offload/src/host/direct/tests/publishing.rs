@@ -265,3 +265,22 @@ fn a_slot_is_taken_away_only_once_nobody_publishes() {
     assert_eq!((stream.connection.received(), stream.delivered), (19, 19));
     assert!(!connection.direct().has_unread());
 }
+
+#[test]
+fn published_bytes_wake_a_thread_that_sleeps() {
+    let mut connection = Connection::publishing();
+    connection.serve();
+    sleep(connection.pair.direct.as_ref().unwrap(), 1);
+    let store = connection.begin().unwrap();
+    assert_eq!(connection.end(store, 20), Some(true));
+    // The thread does not look, because it sleeps, and the peer's engine has begun another store.
+    let store = connection.begin().unwrap();
+    assert!(connection.serve() && connection.direct().must_wake() && connection.read_pair() == 0);
+    assert_eq!(connection.end(store, 5), Some(true));
+    while connection.serve() {}
+    assert_eq!(connection.read_pair(), 25);
+    assert!(!connection.direct().must_wake());
+    assert_eq!(connection.store(3), Some(false), "the ring is closed");
+    connection.serve();
+    assert_eq!(connection.read_pair(), 3);
+}
