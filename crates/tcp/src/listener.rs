@@ -90,8 +90,7 @@ pub struct Listener {
     config: Config,
     secrets: Secrets,
     half_open: HashMap<Flow, HalfOpen>,
-    /// The deadlines of half-open connections: one queue for each number of retransmissions. All entries of a
-    /// queue have the same timeout, so the queue is sorted by deadline. An entry is outdated if its half-open
+    /// The deadlines of half-open connections, sorted: one queue for each number of retransmissions. An entry is outdated if its half-open
     /// connection is gone or has another deadline. The last queue has the deferred connections.
     deadlines: [VecDeque<(u64, Flow)>; DEFERRED + 1],
     /// How long a connection waits for its first data before it is established, in nanoseconds.
@@ -225,7 +224,12 @@ impl Listener {
                 half_open.get(flow).is_some_and(|entry| entry.deadline == *deadline)
             });
         }
-        queue.push_back((deadline, *flow));
+        // After a change of the time, deferred connections can have earlier deadlines than those before them.
+        let place = match queue.back() {
+            Some(&(last, _)) if last > deadline => queue.partition_point(|entry| entry.0 <= deadline),
+            _ => queue.len(),
+        };
+        queue.insert(place, (deadline, *flow));
     }
 
     fn on_half_open(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>, entry: HalfOpen) -> Verdict {

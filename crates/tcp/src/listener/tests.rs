@@ -71,3 +71,19 @@ fn a_deferred_connection_without_data_is_established_after_its_time() {
     bench.client.on_segment(due, &bare(header), &mut Nowhere);
     assert!(matches!(bench.next(due), Verdict::Established(_)));
 }
+
+#[test]
+fn a_deferred_connection_does_not_wait_for_one_with_a_longer_time() {
+    let mut bench = Bench::new();
+    bench.listener.set_defer(10_000 * SECOND);
+    bench.open();
+    bench.listener.set_defer(3 * SECOND);
+    bench.flow.remote = ([10, 0, 0, 2], 3).into();
+    let (config, secrets) = (Config::default(), Secrets::new([1; 16]));
+    bench.client = Connection::connect(0, &config, secrets.start(0, &bench.flow)).unwrap();
+    bench.open();
+    let due = 3 * SECOND + 5 * MILLISECOND;
+    let mut repeated = Vec::new();
+    bench.listener.on_timer(due, |flow, _| repeated.push(*flow));
+    assert_eq!(repeated, [bench.flow]);
+}
