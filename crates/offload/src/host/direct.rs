@@ -3,6 +3,9 @@
 //! Programs may write anything into this memory at any time. So the engine checks each number that it reads
 //! from this memory. It keeps its own copy of every number on which it relies.
 
+mod publishing;
+mod wake;
+
 use super::area::SharedArea;
 use super::slots::Polled;
 use crate::stack::arena::Key;
@@ -527,123 +530,6 @@ impl Direct {
         true
     }
 
-    /// Looks whether a thread of the program sleeps until the connection has events. Call this when the receive ring has got something.
-    fn look_for_sleepers(&mut self, now: u64) {
-        if self.wakes.is_none()
-            && let Some(number) = self.area.area().sleepers().claim_wake(self.index)
-        {
-            self.wakes = Some(number);
-            self.area.note_wake(now);
-        }
-        self.must_end |= self.wakes.is_some() && self.published;
-    }
-
-    /// Returns true if what is in the receive ring must go to the pair, to wake a thread of the program. If the peer's engine publishes bytes in
-    /// the ring, first call [`Direct::end_publishing`]. Then call [`Direct::leave_to_wake`].
-    pub fn must_wake(&self) -> bool {
-        self.wakes.is_some()
-    }
-
-    /// Returns true if bytes or the end of the stream that were left in the receive ring must still go to the pair.
-    pub fn is_moving(&self) -> bool {
-        self.moving
-    }
-
-    /// Closes the receive ring, to wake a thread of the program. Returns `None` if the peer's engine publishes bytes in the ring. Otherwise returns how many
-    /// further bytes the program has taken. The others must go to the pair.
-    ///
-    /// # Errors
-    /// If the program broke the protocol.
-    pub fn leave_to_wake(&mut self) -> Result<Option<u64>, Hostile> {
-        if self.published {
-            return Ok(None);
-        }
-        let wakes = self.wakes;
-        let taken = self.leave()?;
-        if !self.moving
-            && let Some(number) = wakes
-        {
-            self.area.area().sleepers().return_wake(number);
-        }
-        Ok(Some(taken))
-    }
-
-    /// Returns true if the receive ring should be shared with the peer's engine now, and has not been.
-    pub fn may_offer(&self, now: u64) -> bool {
-        !self.offered && now >= self.since + LEAST_AGE_NS
-    }
-
-    /// Returns true if the peer's engine could publish the bytes that it stores: the receive ring is open.
-    pub fn may_publish(&self) -> bool {
-        self.offered && self.open && !self.published && !self.has_end
-    }
-
-    /// Begins that the peer's engine publishes. All bytes in the receive ring are filled. Returns the index of the byte at position 0.
-    pub fn begin_publishing(&mut self) -> u64 {
-        self.published = true;
-        self.base
-    }
-
-    /// Ends that the peer's engine publishes, if the receive ring must be left or bytes of `stream` arrive in other ways. Returns
-    /// `None` if a store is under way: try again in the next round. Otherwise returns whether it has ended that.
-    #[inline]
-    pub fn end_publishing(&mut self, now: u64, stream: &mut Stream) -> Option<bool> {
-        if !self.published || !self.must_end && stream.arrives_by_stores() {
-            return Some(false);
-        }
-        self.stop_publishing(now, stream).then_some(true)
-    }
-
-    /// Returns how many further bytes the program has taken, which has closed its end of the pair. Ends that the peer's engine
-    /// publishes, because the program may have taken bytes that this engine has not processed. Returns `None` if a store is under
-    /// way: try again in the next round.
-    ///
-    /// # Errors
-    /// If the program broke the protocol.
-    pub fn settle_last(&mut self, now: u64, stream: &mut Stream) -> Result<Option<u64>, Hostile> {
-        if !self.open {
-            return Ok(Some(0));
-        }
-        if self.published && !self.stop_publishing(now, stream) {
-            return Ok(None);
-        }
-        let (_, position) = self.slot.receive().taken();
-        self.advance(position).map(Some)
-    }
-
-    /// Ends that the peer's engine stores and publishes, so that a later request can take the slot from the connection. Returns false if
-    /// the peer's engine did not publish.
-    pub fn forbid_publishing(&mut self, now: u64, stream: &mut Stream) -> bool {
-        let published = self.published;
-        if published && stream.close_stores(now) {
-            self.stop_publishing(now, stream);
-        }
-        published
-    }
-
-    /// Ends that the peer's engine publishes. Returns false if a store is under way. Aborts the connection if that store takes longer
-    /// than [`STORE_LIMIT_NS`].
-    #[cold]
-    fn stop_publishing(&mut self, now: u64, stream: &mut Stream) -> bool {
-        // A ring that is closed for stores needs no claim.
-        let claim = if stream.has_stores() { stream.hold_stores(now) } else { None };
-        if claim.is_none() && stream.has_stores() {
-            if now < *self.stored_since.get_or_insert(now) + STORE_LIMIT_NS {
-                return false;
-            }
-            stream.connection.abort();
-        }
-        (self.published, self.must_end, self.stored_since) = (false, false, None);
-        self.filled = stream.connection.received().wrapping_sub(self.base) & POSITION;
-        self.slot.receive().fill(self.filled);
-        self.area.announce(self.index);
-        self.look_for_sleepers(now);
-        if let Some(claim) = claim {
-            stream.release_stores(claim, None);
-        }
-        true
-    }
-
     /// Puts the end of the stream into the receive ring, behind the received bytes. Returns false if it must go through the pair: the ring is
     /// not open, or the program has also shut down its direction, so the pair must hang up. Call this after [`Direct::fill`].
     pub fn pass_end(&mut self, now: u64) -> bool {
@@ -767,7 +653,10 @@ impl Direct {
         let position = self.slot.receive().end();
         let taken = self.advance(position);
         (self.moving, self.open) = (self.has_end || self.filled != self.taken, false);
-        self.wakes = None;
+        if self.moving {
+            // What goes to the pair wakes the thread.
+            self.wakes = None;
+        }
         taken
     }
 
@@ -806,6 +695,7 @@ impl Direct {
 
 impl Drop for Direct {
     fn drop(&mut self) {
+        self.return_wake();
         self.note_use(false);
         self.area.area().inode(self.index).store(0, Ordering::Relaxed);
         self.slot.header().inode.store(0, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Keeps the pair of a connection that the program has closed in its slot, for a later connection of the same program. A new
+//! Keeps the pair of a closed connection for a later connection of the same program, in the same slot of shared memory. A new
 //! pair costs both sides several system calls. The pair of an accepted connection is for another accepted one, and that of a connection
 //! that the program has opened for another one that it opens.
 

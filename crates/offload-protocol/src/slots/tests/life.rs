@@ -1,4 +1,4 @@
-//! Checks who decides about a kept pair, with the model checker loom.
+//! Checks with the model checker loom that the program and the engine never both take a kept pair.
 
 use super::*;
 

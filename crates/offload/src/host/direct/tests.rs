@@ -360,6 +360,26 @@ fn one_connection_leaves_its_ring_to_wake_a_thread() {
 }
 
 #[test]
+fn a_wake_that_moves_nothing_is_given_back() {
+    let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+    let area = area();
+    let asleep = || area.area().sleepers().asleep.load(Ordering::Relaxed);
+    for is_dropped in [false, true] {
+        let mut direct = connection_in(&area, 0).unwrap();
+        assert!(direct.slot.receive().ask());
+        sleep(&direct, 1 << direct.index);
+        assert!(direct.fill(1, engine.as_raw_fd(), 0, 5) && direct.must_wake() && asleep() == 0);
+        take(&direct, 5);
+        if !is_dropped {
+            assert_eq!(direct.leave_to_wake(), Ok(Some(5)));
+            assert!(!direct.is_moving() && asleep() != 0);
+        }
+        drop(direct);
+        assert_ne!(asleep(), 0);
+    }
+}
+
+#[test]
 fn the_end_of_the_stream_wakes_a_thread() {
     let (engine, _program) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut direct = connection();

@@ -170,7 +170,8 @@ impl Kept {
     }
 }
 
-/// Records what is kept with the end of slot `index`. `None` if the program has accepted its connection.
+/// Records the remote address of the kept end of slot `index`, and whether it is marked as connecting. `kept` is `None` if the end is that of an
+/// accepted connection.
 pub fn keep(index: usize, kept: Option<&Kept>) {
     if let Some(kept) = kept {
         super::store_addresses(index, None, kept.remote);
