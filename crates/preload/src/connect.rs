@@ -1,7 +1,7 @@
 //! Implements connect(2), and sends that connect a TCP socket first (MSG_FASTOPEN).
 
 use crate::convert::{self, Conversion};
-use crate::socket::local_of;
+use crate::descriptor::local_of;
 use crate::{datagram, fail, memory, socket};
 use inlane_offload_protocol::name::Local;
 use inlane_offload_protocol::rules::Use;

@@ -6,8 +6,8 @@
 //! opens another connection, because it shares the variables of its parent.
 
 use crate::direct::kept;
-use crate::direct::now_ns;
-use crate::{real, settings, wait};
+use crate::time::now_ns;
+use crate::{polling, real, settings};
 use inlane_offload_protocol::message::{self, MOST_AHEAD, Message, Operation};
 use inlane_offload_protocol::slots::{Area, Slot};
 use libc::c_int;
@@ -498,7 +498,7 @@ fn is_readable_within(fd: RawFd, start: u64, limit: c_int) -> bool {
 /// Receives a reply by polling, because the engine would have to wake a sleeping thread. Returns `None` if no
 /// reply arrives within the polling time of waits for sockets.
 fn poll_reply(fd: RawFd, bytes: &mut [u8]) -> Option<(isize, Option<RawFd>)> {
-    let limit = wait::time_ns();
+    let limit = polling::time_ns();
     let start = if limit > 0 { now_ns() } else { 0 };
     while limit > 0 && now_ns().saturating_sub(start) < limit {
         match receive(fd, bytes, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) {

@@ -9,7 +9,7 @@ pub use replace::{bind_again, leave_engine, renew, renew_after_failure, replace_
 
 use crate::control::Unanswered;
 use crate::direct::kept;
-use crate::{control, datagram, direct, errno, open, real, set_errno, settings, socket, wait};
+use crate::{control, datagram, descriptor, direct, errno, open, polling, real, set_errno, settings, socket};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation};
 use inlane_offload_protocol::name::Local;
@@ -166,7 +166,7 @@ fn offer_candidate(
     }
     message.number = c_int::from(alone);
     // Read the limit only of a socket on which the program has set an option.
-    let limit = if connects && !plain && socket::blocks(fd) { socket::send_limit(fd) } else { None };
+    let limit = if connects && !plain && descriptor::blocks(fd) { descriptor::send_limit(fd) } else { None };
     let reply = match limit {
         Some(limit) => control::request_within(&mut message, -1, limit),
         None => control::request(&mut message, -1).ok_or(Unanswered::Gone),
@@ -186,7 +186,7 @@ fn offer_candidate(
         }
     };
     if reply.status == 0 {
-        wait::set_time(reply.name);
+        polling::set_time(reply.name);
     }
     match (reply.status, passed) {
         (0, Some(new)) => match replace(fd, new, socket.datagrams, plain) {
@@ -236,7 +236,7 @@ fn kernel_only(fd: RawFd) -> Option<&'static [u8]> {
 /// is blocking, first waits until the connection is established or fails. Waits at most for the socket's send
 /// timeout.
 pub fn finish_connect(fd: RawFd) -> c_int {
-    match socket::blocks(fd) {
+    match descriptor::blocks(fd) {
         _ if datagram::name_of(fd).is_some() => 0,
         true => socket::wait_connected(fd),
         false => socket::leave_in_progress(fd),

@@ -14,7 +14,7 @@ mod routes;
 pub use many::{receive_many, send_many};
 pub use options::{getsockopt, setsockopt};
 
-use crate::{control, errno, fail, memory, real, set_errno, socket};
+use crate::{control, descriptor, errno, fail, memory, real, set_errno};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::datagram::{self, Header, MOST_V4, MOST_V6};
 use inlane_offload_protocol::message::{Message, Operation};
@@ -45,7 +45,7 @@ pub fn note() {
 #[inline]
 pub fn name_of(fd: RawFd) -> Option<SocketName> {
     match PRESENT.load(Ordering::Relaxed) {
-        true => socket::name_of(fd).filter(|name| name.kind.is_datagram()),
+        true => descriptor::name_of(fd).filter(|name| name.kind.is_datagram()),
         false => None,
     }
 }
@@ -53,7 +53,8 @@ pub fn name_of(fd: RawFd) -> Option<SocketName> {
 /// Sets [`PRESENT`] if `fd` is a UDP socket of the engine. Call this for each descriptor that the process
 /// received or inherited.
 pub fn note_passed(fd: RawFd) {
-    if !PRESENT.load(Ordering::Relaxed) && socket::name_of(fd).is_some_and(|name| name.kind.is_datagram()) {
+    if !PRESENT.load(Ordering::Relaxed) && descriptor::name_of(fd).is_some_and(|name| name.kind.is_datagram())
+    {
         note();
     }
 }
@@ -364,7 +365,7 @@ pub unsafe fn receive(fd: RawFd, name: &SocketName, message: &mut msghdr, flags:
 /// end of the socket pair, or -1 for an error.
 #[cold]
 fn without_datagram(fd: RawFd, result: ssize_t, flags: c_int) -> ssize_t {
-    let waits = || flags & libc::MSG_DONTWAIT == 0 && socket::blocks(fd);
+    let waits = || flags & libc::MSG_DONTWAIT == 0 && descriptor::blocks(fd);
     match result {
         // As in Linux.
         0 if Flags::of(fd) & Flags::READ_SHUT != 0 && !waits() => fail(libc::EAGAIN),

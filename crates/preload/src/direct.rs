@@ -23,13 +23,13 @@ pub use send::{send, shut};
 pub use whole::receive_whole;
 
 use crate::epoll::ready;
+use crate::polling::Patience;
 use crate::socket::waiting;
-use crate::wait::{self, Patience};
-use crate::{control, errno, real, set_errno, socket};
+use crate::time::now_ns;
+use crate::{control, descriptor, errno, polling, real, set_errno};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
 use libc::iovec;
-use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -203,7 +203,7 @@ fn blocks(fd: RawFd, entry: &Entry, slot: Slot) -> bool {
     if known & !1 == key {
         return known & 1 != 0;
     }
-    let blocks = socket::blocks(fd);
+    let blocks = descriptor::blocks(fd);
     entry.blocking.store(key | u64::from(blocks), Ordering::Relaxed);
     blocks
 }
@@ -375,7 +375,7 @@ pub fn note_received(fd: RawFd, len: usize) {
     if len < LEAST_COUNTED {
         return;
     }
-    if count(&entry.receives, 1) && wait::is_offloaded(fd) && socket::blocks(fd) {
+    if count(&entry.receives, 1) && polling::is_offloaded(fd) && descriptor::blocks(fd) {
         adopt(fd, entry);
     }
 }
@@ -393,14 +393,14 @@ fn count(calls: &AtomicU32, weight: u32) -> bool {
 fn adopt(fd: RawFd, entry: &Entry) {
     if UNAVAILABLE.load(Ordering::Relaxed)
         || slot(fd).is_some_and(|slot| is_same(fd, slot))
-        || socket::name_of(fd).is_none_or(|name| name.kind.is_datagram())
+        || descriptor::name_of(fd).is_none_or(|name| name.kind.is_datagram())
     {
         return;
     }
     match control::adopt(fd) {
         Ok((slot, wait_us)) => {
             ready::forget_outdated(slot);
-            wait::set_time(wait_us);
+            polling::set_time(wait_us);
             if real::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT) != Some(1) {
                 slot.header().low_water.store(1, Ordering::Relaxed);
             }
@@ -414,26 +414,6 @@ fn adopt(fd: RawFd, entry: &Entry) {
         Err(libc::EOPNOTSUPP) => UNAVAILABLE.store(true, Ordering::Relaxed),
         Err(_) => {}
     }
-}
-
-/// Returns the inode and the device number of a descriptor's file, or `None` if there is none. May change errno.
-pub fn identity(fd: RawFd) -> Option<(u64, u64)> {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: fstat(2) fills the structure if it succeeds. The structure is read only in that case.
-    unsafe {
-        (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| {
-            let status = status.assume_init();
-            (status.st_ino, status.st_dev)
-        })
-    }
-}
-
-/// Returns true if `fd` is open. Leaves errno unchanged.
-pub fn is_open(fd: RawFd) -> bool {
-    let before = errno();
-    let open = identity(fd).is_some();
-    set_errno(before);
-    open
 }
 
 /// Returns true if the slot of shared memory belongs to the socket that `fd` currently refers to. May change
@@ -454,7 +434,7 @@ pub fn is_same(fd: RawFd, slot: Slot) -> bool {
 fn ask_same(fd: RawFd, entry: &Entry, slot: Slot, known: u64) -> bool {
     let header = slot.header();
     let changes = entry.changes.load(Ordering::SeqCst);
-    let Some((inode, device)) = identity(fd) else { return false };
+    let Some((inode, device)) = descriptor::identity(fd) else { return false };
     if inode != header.inode.load(Ordering::Acquire) || device != header.device.load(Ordering::Relaxed) {
         return false;
     }
@@ -474,14 +454,6 @@ pub fn is_same_quietly(fd: RawFd, slot: Slot) -> bool {
     let same = is_same(fd, slot);
     set_errno(before);
     same
-}
-
-/// Returns the time of CLOCK_MONOTONIC in nanoseconds.
-pub fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` outlives the call, which writes it.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Returns true if the engine's heartbeat at the time `alive_ns` is recent. Returns false if the engine sleeps, or may have

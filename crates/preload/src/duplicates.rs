@@ -4,8 +4,8 @@
 //! descriptors have the same socket. So this module remembers the duplicates that dup(2) and fcntl(2) create
 //! in this process.
 
-use crate::unconnected::Hint;
-use crate::{direct, socket};
+use crate::hint::Hint;
+use crate::{descriptor, direct};
 use inlane_offload_protocol::name::Local;
 use std::os::fd::RawFd;
 
@@ -20,7 +20,7 @@ pub fn note(fd: RawFd, duplicate: RawFd) -> RawFd {
         direct::note_unseen(fd);
         direct::note_unseen(duplicate);
     }
-    if duplicate >= 0 && matches!(socket::local_of(fd), Local::Kernel { port: 0, .. }) {
+    if duplicate >= 0 && matches!(descriptor::local_of(fd), Local::Kernel { port: 0, .. }) {
         SHARED.set(fd, true);
         SHARED.set(duplicate, true);
     }
@@ -30,7 +30,7 @@ pub fn note(fd: RawFd, duplicate: RawFd) -> RawFd {
 /// Returns the other descriptors of this process that refer to the socket of `fd` now. The caller may replace
 /// the socket of `fd` before it uses the result.
 pub fn of(fd: RawFd) -> impl Iterator<Item = RawFd> {
-    let original = if SHARED.has(fd) { direct::identity(fd) } else { None };
+    let original = if SHARED.has(fd) { descriptor::identity(fd) } else { None };
     let candidates = original.is_some().then(|| SHARED.iter()).into_iter().flatten();
-    candidates.filter(move |&other| other != fd && direct::identity(other) == original)
+    candidates.filter(move |&other| other != fd && descriptor::identity(other) == original)
 }

@@ -12,7 +12,7 @@ pub mod ready;
 mod table;
 
 use crate::direct::kept;
-use crate::{control, errno, real, set_errno, wait};
+use crate::{control, errno, polling, real, set_errno};
 use inlane_offload_protocol::slots::SLOTS;
 use instance::Instance;
 use libc::{c_int, c_uint, epoll_event};
@@ -35,7 +35,7 @@ pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut e
         {
             match operation {
                 libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if !event.is_null() => {
-                    wait::note_watched(instance, fd);
+                    polling::note_watched(instance, fd);
                     if entry.requested(fd).is_some_and(|(other, _)| other != instance) {
                         // The table has only the last registration, so the others could not be removed.
                         kept::forbid(fd);
@@ -189,7 +189,7 @@ impl Registration {
     /// Registers the descriptor again.
     pub fn restore(mut self) {
         if self.control(libc::EPOLL_CTL_ADD) {
-            wait::note_watched(self.instance, self.fd);
+            polling::note_watched(self.instance, self.fd);
         }
     }
 }

@@ -26,22 +26,26 @@ mod connect;
 mod control;
 mod convert;
 mod datagram;
+mod descriptor;
 mod direct;
 mod duplicates;
 mod epoll;
 mod exec;
+mod hint;
 mod hooks;
 #[cfg(not(test))]
 mod imports;
 mod memory;
 mod open;
 mod passed;
+mod polling;
 mod real;
 mod receive;
 mod send;
 mod settings;
 mod signals;
 mod socket;
+mod time;
 mod unconnected;
 mod wait;
 

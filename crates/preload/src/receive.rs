@@ -3,7 +3,7 @@
 //! At the end of a socket pair, the kernel reports the end of the stream or a reset. Only the name of the
 //! engine's end of the pair shows how the connection itself ended.
 
-use crate::{datagram, direct, errno, fail, passed, socket};
+use crate::{datagram, descriptor, direct, errno, fail, passed, socket};
 use libc::{c_int, msghdr, sockaddr, socklen_t, ssize_t};
 
 /// Corrects the result of a kernel read of `len` bytes. A socket pair ends in the same way after a FIN and
@@ -31,7 +31,7 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
         0 if result == 0 => 0,
         // This is an offloaded socket without a pending error. The program has already read the connection's
         // error, so report the end of the stream.
-        0 if socket::name_of(fd).is_some() => 0,
+        0 if descriptor::name_of(fd).is_some() => 0,
         0 => result,
         error => fail(error),
     }
@@ -40,7 +40,7 @@ fn at_end(fd: c_int, result: ssize_t) -> ssize_t {
 /// Returns true if `flags` ask for the error queue and `fd` is an offloaded TCP socket. The receive must then
 /// fail with EAGAIN, because this queue is always empty.
 pub fn asks_for_errors(fd: c_int, flags: c_int) -> bool {
-    flags & libc::MSG_ERRQUEUE != 0 && socket::name_of(fd).is_some()
+    flags & libc::MSG_ERRQUEUE != 0 && descriptor::name_of(fd).is_some()
 }
 
 /// Sets `len` to 0 if the socket `fd` is offloaded, because a receive on TCP gives no sender's address. Call
@@ -56,7 +56,7 @@ pub unsafe fn hide_name(fd: c_int, result: ssize_t, address: *const sockaddr, le
     // SAFETY: the caller promises valid pointers. The family is read only if the kernel has written it, which
     // the address length shows.
     let is_unix = unsafe { *len >= 2 && (*address).sa_family == libc::AF_UNIX as libc::sa_family_t };
-    if is_unix && socket::name_of(fd).is_some() {
+    if is_unix && descriptor::name_of(fd).is_some() {
         // SAFETY: the caller promises a valid pointer.
         unsafe { *len = 0 };
     }

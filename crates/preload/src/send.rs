@@ -3,7 +3,7 @@
 //! The kernel reports the end of a socket pair as a broken pipe. A TCP socket first reports the error of the
 //! connection, without a signal. It reports a broken pipe only after that.
 
-use crate::{control, direct, errno, fail, socket};
+use crate::{control, descriptor, direct, errno, fail, socket};
 use inlane_offload_protocol::message::{Message, Operation};
 use libc::{c_int, ssize_t};
 
@@ -25,7 +25,7 @@ pub fn finish(fd: c_int, flags: c_int, result: ssize_t) -> ssize_t {
 /// told, because the socket pair does not carry flags.
 #[inline]
 pub fn prepare(fd: c_int, flags: c_int, len: impl FnOnce() -> usize) {
-    if flags & libc::MSG_MORE != 0 && socket::name_of(fd).is_some() {
+    if flags & libc::MSG_MORE != 0 && descriptor::name_of(fd).is_some() {
         let mut message = Message::new(Operation::More);
         message.number = len().min(c_int::MAX as usize) as c_int;
         control::request(&mut message, fd);

@@ -12,15 +12,16 @@ pub use accept::{accept, listen, note_option};
 pub use connect::{
     connect, ends_attempt, forget_given_up_at_fork, leave_in_progress, may_connect_again, may_have_given_up,
     note_closing, note_closing_range, note_connecting, note_replacing, reason_of_fast_refusal,
-    reason_of_refusal, receive_limit, send_limit, wait_connected,
+    reason_of_refusal, wait_connected,
 };
 pub use names::{addresses, getpeername, getsockname};
 pub use options::{ask_internet, getsockopt, has_level, is_in_range, put_option, reset_on_close, setsockopt};
 
+use crate::descriptor::name_of;
 use crate::direct::kept;
-use crate::{direct, errno, fail, real, set_errno, unconnected, wait};
+use crate::{direct, errno, fail, polling, real, set_errno, unconnected, wait};
 use inlane_offload_protocol::filler;
-use inlane_offload_protocol::name::{End, Local, SocketName};
+use inlane_offload_protocol::name::{End, SocketName};
 use libc::c_int;
 use std::os::fd::RawFd;
 
@@ -59,23 +60,6 @@ impl Flags {
     }
 }
 
-/// Returns the engine's name for the socket `fd`, or `None` if the socket is not offloaded. Leaves errno
-/// unchanged.
-pub fn name_of(fd: RawFd) -> Option<SocketName> {
-    let before = errno();
-    let name = SocketName::of(fd, real::ASKING);
-    set_errno(before);
-    name
-}
-
-/// Returns what kind of socket `fd` is, according to its local address. Leaves errno unchanged.
-pub fn local_of(fd: RawFd) -> Local {
-    let before = errno();
-    let local = Local::of(fd, real::ASKING);
-    set_errno(before);
-    local
-}
-
 fn poll(fd: RawFd, events: i16, timeout: c_int) -> Result<i16, c_int> {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: the structure outlives the call.
@@ -112,12 +96,6 @@ pub fn has_unread_error(fd: RawFd) -> bool {
     let unread = matches!(End::of(fd, real::ASKING), End::Failed(_)) && !Flags::of(fd).has(Flags::ERROR_READ);
     set_errno(before);
     unread
-}
-
-/// Returns true unless the descriptor is non-blocking.
-pub fn blocks(fd: RawFd) -> bool {
-    // SAFETY: has no preconditions.
-    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0 }
 }
 
 /// Returns true if the connection has failed, or if both ends have finished sending.
@@ -166,7 +144,7 @@ fn has_finished(fd: RawFd) -> bool {
     let before = errno();
     // Look at shared memory first: the engine removes the end from there once the pair has it.
     let finished =
-        wait::is_offloaded(fd) && (direct::has_end(fd) || End::of(fd, real::ASKING) == End::Finished);
+        polling::is_offloaded(fd) && (direct::has_end(fd) || End::of(fd, real::ASKING) == End::Finished);
     set_errno(before);
     finished
 }

@@ -4,7 +4,7 @@ use super::Conversion;
 use super::options::{OPTIONS_SET, copy_options, keep_datagram_options, keep_options};
 use super::refusal::stays;
 use crate::epoll::Registration;
-use crate::{datagram, direct, duplicates, errno, real, set_errno, socket, unconnected, wait};
+use crate::{datagram, direct, duplicates, errno, polling, real, set_errno, socket, unconnected};
 use inlane_offload_protocol::address::write_sockaddr;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{Local, SocketName};
@@ -52,7 +52,7 @@ pub(super) fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bo
 fn substitute(fd: RawFd, new: RawFd) -> bool {
     let registration = Registration::take(fd);
     direct::note_new(fd);
-    wait::note_offloaded(fd);
+    polling::note_offloaded(fd);
     // SAFETY: both descriptors are open; dup3 replaces `fd` atomically.
     let replaced = unsafe {
         let close_on_exec = libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;

@@ -16,8 +16,8 @@
 
 pub mod opened;
 
-use crate::unconnected::Hint;
-use crate::{control, direct, epoll, errno, real, set_errno, socket};
+use crate::hint::Hint;
+use crate::{control, descriptor, direct, epoll, errno, real, set_errno, socket};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::message::{Handle, Message, Operation};
 use inlane_offload_protocol::name::SocketName;
@@ -197,7 +197,7 @@ fn park(fd: RawFd, slot: Slot, index: usize) -> Option<(RawFd, u64)> {
     // SAFETY: fcntl has no preconditions here.
     let parked = unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER as *mut _) };
     let inode = (slot.header().inode.load(Ordering::Acquire), slot.header().device.load(Ordering::Relaxed));
-    if parked >= 0 && direct::identity(parked) != Some(inode) {
+    if parked >= 0 && descriptor::identity(parked) != Some(inode) {
         close_parked(parked);
         return None;
     }
@@ -231,7 +231,7 @@ fn close_parked(fd: RawFd) {
 
 /// Returns true if `fd` is still the kept end of slot `index`. May change errno.
 fn is_kept(index: usize, fd: RawFd) -> bool {
-    direct::identity(fd).is_some_and(|(inode, _)| inode == INODES[index].load(Ordering::SeqCst))
+    descriptor::identity(fd).is_some_and(|(inode, _)| inode == INODES[index].load(Ordering::SeqCst))
 }
 
 /// Closes the kept end `fd` of slot `index`, if it is one. Does nothing for -1.
@@ -360,7 +360,7 @@ fn sweep() -> bool {
 
 /// Returns true if the engine has closed its end of the pair of `parked`, and the slot has got a new pair.
 fn is_stale(parked: RawFd, slot: Slot) -> bool {
-    direct::identity(parked).is_none_or(|(inode, _)| inode != slot.header().inode.load(Ordering::Acquire))
+    descriptor::identity(parked).is_none_or(|(inode, _)| inode != slot.header().inode.load(Ordering::Acquire))
 }
 
 /// Closes the copies of its parent's kept ends in a new process, which keeps no pairs.

@@ -1,7 +1,8 @@
 //! Asks for the receive ring, and leaves it before the kernel is asked for received bytes. The engine then moves the
 //! bytes of the ring to the socket pair.
 
-use super::{blocks, entry, is_alive, is_same, now_ns, slot};
+use super::{blocks, entry, is_alive, is_same, slot};
+use crate::time::now_ns;
 use crate::{errno, real, set_errno};
 use inlane_offload_protocol::slots::Slot;
 use libc::c_long;

@@ -4,9 +4,10 @@
 //! blocked meanwhile.
 
 use super::leave::is_hung_up;
-use super::{Entry, SEEN, buffers, is_alive, is_polled_readable, now_ns};
+use super::{Entry, SEEN, buffers, is_alive, is_polled_readable};
 use crate::control;
 use crate::signals::BlockedSignals;
+use crate::time::now_ns;
 use inlane_offload_protocol::slots::{Posted, Slot};
 use libc::c_void;
 use std::os::fd::RawFd;

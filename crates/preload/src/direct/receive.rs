@@ -2,9 +2,10 @@
 
 use super::leave::{ask, await_move, leave, stop};
 use super::post::Receive;
-use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, now_ns, slot};
+use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, slot};
 use crate::signals::BlockedSignals;
-use crate::{errno, fail, real, set_errno, wait};
+use crate::time::now_ns;
+use crate::{errno, fail, polling, real, set_errno};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_void, iovec, ssize_t};
@@ -135,7 +136,7 @@ pub(super) unsafe fn receive_from(
         set_errno(before);
         return None;
     }
-    let wait_ns = wait::time_ns();
+    let wait_ns = polling::time_ns();
     if entry.patience.skips() {
         // Leave the ring. The engine wakes a thread that sleeps in the kernel only through the socket pair.
         return if stop(fd, slot) { None } else { take() };
@@ -183,7 +184,7 @@ pub(super) unsafe fn receive_from(
     if waited.is_some() {
         now = now_ns();
     }
-    while waited.is_none() && !slot.receive().is_idle() && now < start + wait::BRIEF_NS.min(wait_ns) {
+    while waited.is_none() && !slot.receive().is_idle() && now < start + polling::BRIEF_NS.min(wait_ns) {
         if let Some(bytes) = take_known() {
             entry.patience.note(true);
             set_errno(before);

@@ -8,8 +8,10 @@
 //! ```
 
 use super::leave::is_hung_up;
-use super::{Entry, are_possible, changes, entry, identity, is_recent, is_same, now_ns, sending, slot};
-use crate::{errno, fail, real, set_errno, signals, socket};
+use super::{Entry, are_possible, changes, entry, is_recent, is_same, sending, slot};
+use crate::descriptor::identity;
+use crate::time::now_ns;
+use crate::{descriptor, errno, fail, real, set_errno, signals};
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_int, c_long, iovec, ssize_t};
 use std::os::fd::RawFd;
@@ -242,7 +244,7 @@ impl Send<'_> {
     fn may_sleep(&mut self) -> bool {
         let (fd, flags) = (self.fd, self.flags);
         *self.may_sleep.get_or_insert_with(|| {
-            flags & libc::MSG_DONTWAIT == 0 && socket::blocks(fd) && socket::send_limit(fd).is_none()
+            flags & libc::MSG_DONTWAIT == 0 && descriptor::blocks(fd) && descriptor::send_limit(fd).is_none()
         })
     }
 

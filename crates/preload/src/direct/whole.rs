@@ -2,9 +2,10 @@
 
 use super::post::WHOLE_NS;
 use super::receive::receive_from;
-use super::{buffers, entry, leave, now_ns, slot, using_for};
+use super::{buffers, entry, leave, slot, using_for};
 use crate::signals::BlockedSignals;
-use crate::{errno, fail, real, set_errno, socket};
+use crate::time::now_ns;
+use crate::{descriptor, errno, fail, real, set_errno};
 use libc::{c_void, ssize_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ pub unsafe fn receive_whole(fd: RawFd, buffer: *mut c_void, len: usize) -> Optio
     buffers::offset_of(buffer, len, slot)?;
     let before = errno();
     // The limit of SO_RCVTIMEO is that of the whole call.
-    let limited = socket::receive_limit(fd).is_some();
+    let limited = descriptor::receive_limit(fd).is_some();
     set_errno(before);
     if limited {
         return None;

@@ -1,7 +1,7 @@
 //! Functions that close, duplicate and control descriptors.
 
 use crate::epoll;
-use crate::socket::name_of;
+use crate::descriptor::name_of;
 use crate::direct::kept;
 use crate::{datagram, direct, duplicates, errno, fail, memory, real, set_errno, socket, unconnected};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};

@@ -2,7 +2,7 @@
 
 use super::MOST_PARTS;
 use super::descriptors::ioctl;
-use crate::{datagram, direct, fail, memory, real, receive, socket, unconnected};
+use crate::{datagram, descriptor, direct, fail, memory, real, receive, unconnected};
 use inlane_offload_protocol::address::is_possible;
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
@@ -165,7 +165,7 @@ const SCRAP: usize = 8192;
 /// the flag has no effect. Returns what the receive must return. Returns `None` if `fd` is not offloaded. Call this only
 /// for TCP sockets.
 fn discard(fd: c_int, len: usize, flags: c_int) -> Option<ssize_t> {
-    socket::name_of(fd)?;
+    descriptor::name_of(fd)?;
     let flags = flags & !libc::MSG_TRUNC;
     let mut scrap = MaybeUninit::<[u8; SCRAP]>::uninit();
     let mut available: c_int = 0;

@@ -2,7 +2,7 @@
 
 use super::MOST_PARTS;
 use crate::convert::{self, Conversion};
-use crate::socket::name_of;
+use crate::descriptor::name_of;
 use crate::{connect, datagram, direct, errno, fail, memory, passed, real, send, set_errno, unconnected};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::name::SocketName;

@@ -1,7 +1,7 @@
 //! Functions that bind, connect and listen, and that ask for and change a socket's properties.
 
 use crate::convert::{self, Conversion};
-use crate::socket::{local_of, name_of};
+use crate::descriptor::{local_of, name_of};
 use crate::direct::kept;
 use crate::{connect, datagram, direct, errno, fail, memory, real, socket, unconnected};
 use inlane_offload_protocol::name::{Local, SocketName};

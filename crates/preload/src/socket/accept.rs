@@ -1,10 +1,10 @@
 //! Listens, accepts connections from the engine, and shuts down a listener.
 
-use super::{Flags, name_of, relisten, waiting};
-use super::{addresses, note_connecting};
+use super::{Flags, addresses, note_connecting, relisten, waiting};
+use crate::descriptor::name_of;
 use crate::direct::kept::{self, Found};
 use crate::{
-    control, convert, datagram, direct, epoll, errno, fail, memory, real, set_errno, unconnected, wait,
+    control, convert, datagram, direct, epoll, errno, fail, memory, polling, real, set_errno, unconnected,
 };
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SOCKET_LEN, SocketName};
@@ -122,7 +122,7 @@ pub fn accept(
     direct::note_new(connection);
     epoll::forget_registration(connection);
     note_connecting(connection);
-    wait::note_offloaded(connection);
+    polling::note_offloaded(connection);
     let limited = TIMEOUTS_USED.load(Ordering::Relaxed);
     if limited {
         convert::copy_timeouts(fd, connection);

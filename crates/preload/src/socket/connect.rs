@@ -1,8 +1,10 @@
 //! Connects an offloaded TCP socket, and waits until it is connected.
 
-use super::{Flags, blocks, name_of, names::is_opened, poll, take_error};
-use crate::unconnected::Hint;
-use crate::{control, convert, direct, errno, fail, memory, real, set_errno, signals, unconnected};
+use super::{Flags, names::is_opened, poll, take_error};
+use crate::descriptor::{blocks, name_of, send_limit};
+use crate::hint::Hint;
+use crate::time::now_ns;
+use crate::{control, convert, descriptor, errno, fail, memory, real, set_errno, signals, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{End, SocketName};
 use libc::{c_int, sockaddr, socklen_t};
@@ -68,36 +70,13 @@ pub fn wait_connected(fd: RawFd) -> c_int {
     }
 }
 
-/// Returns the socket's send timeout (SO_SNDTIMEO) in milliseconds, or `None` without one.
-pub fn send_limit(fd: RawFd) -> Option<c_int> {
-    limit(fd, libc::SO_SNDTIMEO)
-}
-
-/// Returns the socket's receive timeout (SO_RCVTIMEO) in milliseconds, or `None` without one.
-pub fn receive_limit(fd: RawFd) -> Option<c_int> {
-    limit(fd, libc::SO_RCVTIMEO)
-}
-
-fn limit(fd: RawFd, name: c_int) -> Option<c_int> {
-    // SAFETY: an all-zero timeval is valid, and the structures outlive the call.
-    let limit = unsafe {
-        let mut limit: libc::timeval = std::mem::zeroed();
-        let mut len = size_of_val(&limit) as socklen_t;
-        real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut limit).cast(), &mut len);
-        limit
-    };
-    let milliseconds = limit.tv_sec.saturating_mul(1000).saturating_add(limit.tv_usec.div_euclid(1000));
-    let unlimited = milliseconds == 0 && limit.tv_usec == 0;
-    (!unlimited).then(|| milliseconds.clamp(1, c_int::MAX as i64) as c_int)
-}
-
 /// Polls a connection that the library has opened until it is established or has failed, for at most `timeout`
 /// milliseconds, or without limit if that is negative. Asks the engine at times whether it still runs. Returns `None` if
 /// the engine does not answer.
 fn poll_opened(fd: RawFd, timeout: c_int) -> Option<Result<i16, c_int>> {
     const STEP: c_int = 1000 * control::REPLY_SECONDS as c_int;
     let restarts = timeout < 0;
-    let start = direct::now_ns();
+    let start = now_ns();
     let rest = || if restarts { c_int::MAX } else { remaining(timeout, start) };
     loop {
         let limit = rest();
@@ -128,7 +107,7 @@ fn poll_opened(fd: RawFd, timeout: c_int) -> Option<Result<i16, c_int>> {
 /// Returns the rest of `timeout` milliseconds that began at the time `start`. A negative timeout has no limit, and is
 /// returned unchanged.
 fn remaining(timeout: c_int, start: u64) -> c_int {
-    let passed = c_int::try_from((direct::now_ns() - start) / 1_000_000).unwrap_or(c_int::MAX);
+    let passed = c_int::try_from((now_ns() - start) / 1_000_000).unwrap_or(c_int::MAX);
     if timeout < 0 { timeout } else { timeout.saturating_sub(passed).max(0) }
 }
 
@@ -139,7 +118,7 @@ fn restarting<T>(
     timeout: c_int,
     mut wait: impl FnMut(c_int) -> Result<T, c_int>,
 ) -> Result<T, c_int> {
-    let start = if restarts { direct::now_ns() } else { 0 };
+    let start = if restarts { now_ns() } else { 0 };
     let mut outcome = wait(timeout);
     while restarts && matches!(outcome, Err(libc::EINTR)) && signals::restarts() {
         outcome = wait(remaining(timeout, start));
@@ -231,7 +210,7 @@ pub fn note_closing(fd: RawFd) {
 /// call must fail, or has no effect.
 #[inline]
 pub fn note_replacing(fd: RawFd, to: RawFd) {
-    if fd != to && GIVEN_UP.has(to) && direct::is_open(fd) {
+    if fd != to && GIVEN_UP.has(to) && descriptor::is_open(fd) {
         note_closing(to);
     }
 }
@@ -255,9 +234,9 @@ fn withdraw(fd: RawFd, closing: RangeInclusive<RawFd>) {
     GIVEN_UP.set(fd, false);
     let before = errno();
     if name_of(fd).is_some_and(|name| is_opened(&name)) && Flags::of(fd).has(Flags::CONNECTING) {
-        let identity = direct::identity(fd);
+        let identity = descriptor::identity(fd);
         let mut others = (0..MOST_CHECKED).filter(|other| !closing.contains(other));
-        match others.find(|&other| direct::identity(other) == identity) {
+        match others.find(|&other| descriptor::identity(other) == identity) {
             Some(other) => GIVEN_UP.set(other, true),
             // SAFETY: has no preconditions.
             None => drop(unsafe { real::shutdown(fd, libc::SHUT_RDWR) }),

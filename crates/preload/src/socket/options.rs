@@ -1,6 +1,7 @@
 //! Implements getsockopt(2) and setsockopt(2) for an offloaded TCP socket.
 
-use super::{Flags, addresses, may_connect_again, name_of, note_option, take_error};
+use super::{Flags, addresses, may_connect_again, note_option, take_error};
+use crate::descriptor::name_of;
 use crate::direct::kept;
 use crate::memory::OptionValue;
 use crate::{control, convert, direct, errno, fail, memory, real, set_errno, unconnected};

@@ -12,11 +12,12 @@
 //! Processes may share a lost listener. Each of them then gets a listener of its own. The engine lets them share the port,
 //! and spreads connections over them. A process that never calls accept does not listen again.
 
-use super::{Flags, name_of};
+use super::Flags;
 use crate::convert::{self, replace_listener};
-use crate::direct::now_ns;
-use crate::unconnected::{self, Hint};
-use crate::{control, errno, real, set_errno, signals, wait};
+use crate::descriptor::{blocks, name_of, receive_limit};
+use crate::hint::Hint;
+use crate::time::{self, now_ns};
+use crate::{control, errno, real, set_errno, signals, unconnected, wait};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::message::{Message, NumberOption, Operation};
 use inlane_offload_protocol::name::{End, KEPT_OPTIONS, SocketName, StandIn};
@@ -203,7 +204,7 @@ pub fn wait_milliseconds(timeout: c_int, mut wait: impl FnMut(c_int) -> c_int) -
     if WAITING.load(Ordering::Relaxed) == 0 || timeout == 0 {
         return wait(timeout);
     }
-    in_steps(wait::of_milliseconds(timeout), &mut |rest| {
+    in_steps(time::of_milliseconds(timeout), &mut |rest| {
         wait(if rest == u64::MAX { -1 } else { rest.div_ceil(1_000_000) as c_int })
     })
 }
@@ -221,11 +222,11 @@ pub unsafe fn wait_timespec(
         return wait(timeout);
     }
     // SAFETY: the caller's promise.
-    match unsafe { wait::of_timespec(timeout) } {
+    match unsafe { time::of_timespec(timeout) } {
         None | Some(0) => wait(timeout),
         Some(limit) => in_steps(limit, &mut |rest| match rest {
             u64::MAX => wait(null()),
-            rest => wait(&wait::to_timespec(rest)),
+            rest => wait(&time::to_timespec(rest)),
         }),
     }
 }
@@ -289,9 +290,9 @@ pub unsafe fn wait_select(
         });
         if limited
             && !real::is_musl()
-            && let Some(limit) = wait::of_timespec(&limit)
+            && let Some(limit) = time::of_timespec(&limit)
         {
-            let rest = wait::to_timespec(limit.saturating_sub(now_ns().saturating_sub(start)));
+            let rest = time::to_timespec(limit.saturating_sub(now_ns().saturating_sub(start)));
             ((*timeout).tv_sec, (*timeout).tv_usec) = (rest.tv_sec, rest.tv_nsec / 1000);
         }
         result
@@ -330,10 +331,10 @@ pub fn wait_for_engine(fd: RawFd) -> Result<(), c_int> {
         match outcome {
             Outcome::Listens => return Ok(()),
             Outcome::Ended => return Err(libc::EINVAL),
-            Outcome::Waits if !super::blocks(fd) => return Err(libc::EAGAIN),
+            Outcome::Waits if !blocks(fd) => return Err(libc::EAGAIN),
             Outcome::Waits => {}
         }
-        let limit = super::receive_limit(fd).map(|limit| limit as u64 * 1_000_000);
+        let limit = receive_limit(fd).map(|limit| limit as u64 * 1_000_000);
         let rest = limit.map(|limit| limit.saturating_sub(now_ns().saturating_sub(start)));
         if rest == Some(0) {
             return Err(libc::EAGAIN);

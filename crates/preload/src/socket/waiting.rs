@@ -2,8 +2,8 @@
 //!
 //! Many programs call accept until it fails with EAGAIN. The last of these calls would cost as many system calls as the others.
 
-use super::blocks;
 use crate::control;
+use crate::descriptor::blocks;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 

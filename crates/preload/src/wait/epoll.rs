@@ -1,9 +1,10 @@
 //! Waits in epoll_wait(2) and epoll_pwait(2).
 
 use super::failed::report_events;
-use super::{of_milliseconds, offloaded, poll_then_sleep, time_ns};
 use crate::epoll::ready;
+use crate::polling::{offloaded, poll_then_sleep, time_ns};
 use crate::real;
+use crate::time::of_milliseconds;
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, epoll_event, sigset_t};
 use std::ptr::null;

@@ -3,7 +3,7 @@
 //! The kernel reports POLLERR for a UNIX socket only if its peer was closed with unread bytes. The engine's end of a pair seldom has
 //! such bytes when a connection fails, for example by a reset. So the kernel reports POLLHUP only, and this module adds POLLERR.
 
-use super::is_offloaded;
+use crate::polling::is_offloaded;
 use crate::{epoll, socket};
 use libc::{c_int, epoll_event, nfds_t, pollfd};
 use std::os::fd::RawFd;

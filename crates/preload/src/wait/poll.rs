@@ -1,9 +1,9 @@
 //! Waits in poll(2) and ppoll(2).
 
+use super::MOST_POLLED;
 use super::failed::report_polled;
-use super::{
-    Entry, MOST_POLLED, of_milliseconds, of_timespec, offloaded, poll_then_sleep, time_ns, to_timespec,
-};
+use crate::polling::{Entry, offloaded, poll_then_sleep, time_ns};
+use crate::time::{of_milliseconds, of_timespec, to_timespec};
 use crate::{direct, real};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, nfds_t, pollfd, sigset_t, timespec};

@@ -1,7 +1,8 @@
 //! Waits in select(2) and pselect(2).
 
-use super::{Entry, MOST_POLLED, of_parts, of_timespec, offloaded, poll_then_sleep, time_ns, to_timespec};
-use crate::direct::now_ns;
+use super::MOST_POLLED;
+use crate::polling::{Entry, offloaded, poll_then_sleep, time_ns};
+use crate::time::{now_ns, of_parts, of_timespec, to_timespec};
 use crate::{direct, real};
 use inlane_offload_protocol::address::is_possible;
 use libc::{c_int, fd_set, sigset_t, timespec, timeval};

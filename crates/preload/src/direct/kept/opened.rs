@@ -5,8 +5,8 @@
 //! needs to know of them: sends go through shared memory. [`restore`] ends both when they would matter.
 
 use super::{ADDRESSES, AREA, INODES, KEEPABLE, NUMBERS, PARKED};
-use crate::unconnected::Hint;
-use crate::{control, direct, duplicates, errno, real, set_errno, socket};
+use crate::hint::Hint;
+use crate::{control, descriptor, duplicates, errno, real, set_errno};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -158,7 +158,7 @@ pub fn of(fd: RawFd, index: usize, inode: u64) -> Option<Kept> {
     let remote = match known {
         true => remote_of(index),
         // The name of a pair that the engine has created contains the local address of its first connection.
-        false => socket::name_of(fd).filter(|name| name.local.port() == 0).and_then(|name| name.remote),
+        false => descriptor::name_of(fd).filter(|name| name.local.port() == 0).and_then(|name| name.remote),
     };
     Some(Kept { remote, marked: MARKED.has(fd) })
 }
@@ -202,7 +202,7 @@ fn is_established(fd: RawFd) -> bool {
         return true;
     }
     let before = errno();
-    let slot = direct::identity(fd).and_then(|(inode, _)| control::area()?.find(inode));
+    let slot = descriptor::identity(fd).and_then(|(inode, _)| control::area()?.find(inode));
     set_errno(before);
     let established = slot.is_some_and(|slot: Slot| !slot.life().is_connecting());
     if established {
