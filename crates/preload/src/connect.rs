@@ -2,7 +2,7 @@
 
 use crate::convert::{self, Conversion};
 use crate::descriptor::local_of;
-use crate::{datagram, fail, memory, socket};
+use crate::{datagram, descriptor, fail, memory, socket};
 use inlane_offload_protocol::name::Local;
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, sockaddr, socklen_t};
@@ -36,9 +36,20 @@ pub fn connect(fd: RawFd, remote: SocketAddr, waits: bool) -> Option<c_int> {
         Conversion::Kernel => None,
         Conversion::Engine => {
             socket::note_connecting(fd);
-            Some(if waits { convert::finish_connect(fd) } else { socket::leave_in_progress(fd) })
+            Some(if waits { finish(fd) } else { socket::leave_in_progress(fd) })
         }
         Conversion::Failed(error) => Some(fail(error)),
+    }
+}
+
+/// Returns the result of the program's `connect`. Call this after [`convert::offer`] has begun a connection. If `fd`
+/// is blocking, first waits until the connection is established or fails. Waits at most for the socket's send
+/// timeout.
+fn finish(fd: RawFd) -> c_int {
+    match descriptor::blocks(fd) {
+        _ if datagram::name_of(fd).is_some() => 0,
+        true => socket::wait_connected(fd),
+        false => socket::leave_in_progress(fd),
     }
 }
 

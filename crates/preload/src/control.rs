@@ -572,6 +572,12 @@ pub fn receive(fd: RawFd, bytes: &mut [u8], flags: c_int) -> (isize, Option<RawF
     }
 }
 
+/// Asks the engine for a socket's addresses.
+pub fn addresses(fd: RawFd) -> Option<Message> {
+    let (reply, _) = request(&mut Message::new(Operation::Addresses), fd)?;
+    (reply.status == 0).then_some(reply)
+}
+
 /// Tells the engine that a socket stays with the kernel, and why.
 pub fn report_kernel(mut message: Message, reason: &[u8]) {
     message.operation = Operation::Kernel;

@@ -1,21 +1,20 @@
 //! Replaces a kernel socket by an offloaded one, when the program binds or connects it.
 
-mod options;
 mod refusal;
 mod replace;
 
-pub use options::{add_listener_options, copy_timeouts, set_option, usual_option};
 pub use replace::{bind_again, leave_engine, renew, renew_after_failure, replace_listener, unbind};
 
 use crate::control::Unanswered;
 use crate::direct::kept;
-use crate::{control, datagram, descriptor, direct, errno, open, polling, real, set_errno, settings, socket};
+use crate::{
+    control, datagram, descriptor, direct, errno, open, options, polling, real, set_errno, settings,
+};
 use inlane_offload_protocol::address::read_sockaddr;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation};
 use inlane_offload_protocol::name::Local;
 use inlane_offload_protocol::rules::{Action, Use};
 use libc::{c_int, socklen_t};
-use options::{OPTIONS_SET, add_options};
 use refusal::{NO_ANSWER, refused_version, stays};
 use replace::replace;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -144,9 +143,9 @@ fn offer_candidate(
         return stays(&message, reason, true);
     }
     let connects = message.operation == Operation::Connect && !socket.datagrams;
-    let plain = connects && real::option(fd, libc::SOL_SOCKET, OPTIONS_SET) == Some(0);
+    let plain = connects && real::option(fd, libc::SOL_SOCKET, options::MARK) == Some(0);
     if !plain {
-        add_options(&mut message, fd);
+        options::add(&mut message, fd);
     }
     // In a single-threaded process, the connection may begin before the engine's socket replaces the
     // kernel's, because no other thread can use `fd` meanwhile.
@@ -230,15 +229,4 @@ fn kernel_only(fd: RawFd) -> Option<&'static [u8]> {
         real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.as_mut_ptr().cast(), &mut len)
     };
     (code == 0 && len > 0 && device[0] != 0).then_some(b"it is bound to an interface of the kernel")
-}
-
-/// Returns the result of the program's `connect`. Call this after [`offer`] has begun a connection. If `fd`
-/// is blocking, first waits until the connection is established or fails. Waits at most for the socket's send
-/// timeout.
-pub fn finish_connect(fd: RawFd) -> c_int {
-    match descriptor::blocks(fd) {
-        _ if datagram::name_of(fd).is_some() => 0,
-        true => socket::wait_connected(fd),
-        false => socket::leave_in_progress(fd),
-    }
 }

@@ -13,6 +13,7 @@ mod leave;
 mod post;
 mod receive;
 mod send;
+pub mod waiting;
 mod whole;
 
 pub use from_start::{expect_slot, expect_slot_of_accepted, find_slot};
@@ -24,7 +25,7 @@ pub use whole::receive_whole;
 
 use crate::epoll::ready;
 use crate::polling::Patience;
-use crate::socket::waiting;
+
 use crate::time::now_ns;
 use crate::{control, descriptor, errno, polling, real, set_errno};
 use inlane_offload_protocol::address::is_possible;

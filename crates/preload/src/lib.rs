@@ -16,7 +16,7 @@
 //!
 //! The library keeps no table of sockets, because calls that it does not intercept would make a table
 //! outdated. It learns about a socket from the names of the pair's ends ([`inlane_offload_protocol::name`])
-//! and from `socket::Flags`. The table of slots in shared memory (`direct`) is only a hint that is checked at
+//! and from `flags::Flags`. The table of slots in shared memory (`direct`) is only a hint that is checked at
 //! each use.
 //!
 //! The library does not allocate and never blocks on a lock, because programs call it in signal handlers and
@@ -31,12 +31,14 @@ mod direct;
 mod duplicates;
 mod epoll;
 mod exec;
+mod flags;
 mod hint;
 mod hooks;
 #[cfg(not(test))]
 mod imports;
 mod memory;
 mod open;
+mod options;
 mod passed;
 mod polling;
 mod real;

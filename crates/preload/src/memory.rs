@@ -223,6 +223,24 @@ pub unsafe fn write_value(bytes: &[u8], to: *mut u8, len: *mut socklen_t) -> Res
     }
 }
 
+/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0, or -1 with
+/// errno EFAULT or EINVAL.
+///
+/// # Safety
+/// As for [`write_bytes`].
+pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let count = match read_length(len) {
+            Ok(room) => room.min(bytes.len()),
+            Err(error) => return crate::fail(error),
+        };
+        let written = write_bytes(value.cast(), &bytes[..count])
+            && write_bytes(len.cast(), &(count as socklen_t).to_ne_bytes());
+        if written { 0 } else { crate::fail(libc::EFAULT) }
+    }
+}
+
 /// Reads the length at `len`, which the program passes together with a buffer. Fails with EFAULT if the
 /// program may not read `len`, and with EINVAL if the length is negative.
 ///

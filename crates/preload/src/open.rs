@@ -7,9 +7,9 @@
 //! would get a copy of the engine's end of the pair. The program would then not see the end of the
 //! connection.
 
-use crate::control;
 use crate::direct::kept::opened::{self, Opened};
 use crate::real;
+use crate::{control, duplicates};
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SocketKind, SocketName};
@@ -62,7 +62,9 @@ pub fn connect(fd: RawFd, remote: SocketAddr, v6: bool) -> Option<Opened> {
     if place(mixed).load(Ordering::Relaxed) != mixed || remote.port() == 0 {
         return None;
     }
-    if let Some(end) = opened::open(fd, remote, v6, inode) {
+    if duplicates::of(fd).next().is_none()
+        && let Some(end) = opened::open(fd, remote, v6, inode)
+    {
         return Some(Opened { end, was_kept: true });
     }
     let mut ends = [-1; 2];

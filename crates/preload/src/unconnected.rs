@@ -5,9 +5,9 @@
 //! the engine before each read costs too much. So the library asks only about descriptors that were such
 //! sockets before.
 
+use crate::control::addresses;
 use crate::descriptor::name_of;
 use crate::hint::Hint;
-use crate::socket::addresses;
 use std::os::fd::RawFd;
 
 /// The descriptors of the engine's sockets that are bound and not connected, such as listeners.

@@ -1,10 +1,9 @@
 //! Makes a descriptor refer to another socket.
 
 use super::Conversion;
-use super::options::{OPTIONS_SET, copy_options, keep_datagram_options, keep_options};
 use super::refusal::stays;
 use crate::epoll::Registration;
-use crate::{datagram, direct, duplicates, errno, polling, real, set_errno, socket, unconnected};
+use crate::{control, datagram, direct, duplicates, errno, options, polling, real, set_errno, unconnected};
 use inlane_offload_protocol::address::write_sockaddr;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{Local, SocketName};
@@ -19,7 +18,7 @@ use std::os::fd::RawFd;
 pub(super) fn replace(fd: RawFd, new: RawFd, datagrams: bool, plain: bool) -> bool {
     let duplicates = duplicates::of(fd);
     if !plain {
-        copy_options(fd, new);
+        options::copy(fd, new);
     }
     if datagrams {
         datagram::note();
@@ -79,8 +78,8 @@ pub fn renew(fd: RawFd, v6: bool) -> bool {
     // SAFETY: has no preconditions.
     let new = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if new >= 0 {
-        real::set_option(new, libc::SOL_SOCKET, OPTIONS_SET, 1);
-        keep_options(fd, new);
+        real::set_option(new, libc::SOL_SOCKET, options::MARK, 1);
+        options::keep(fd, new);
     }
     let renewed = new >= 0 && replace(fd, new, false, false);
     set_errno(before);
@@ -125,7 +124,7 @@ pub fn bind_again(fd: RawFd, v6: bool, local: SocketAddr) -> Result<(), c_int> {
 pub fn unbind(fd: RawFd, name: &SocketName) -> Option<Local> {
     let v6 = name.kind.is_v6();
     let unbound = name.kind.is_datagram()
-        && socket::addresses(fd).is_some_and(|reply| reply.local.is_some_and(|local| local.port() == 0));
+        && control::addresses(fd).is_some_and(|reply| reply.local.is_some_and(|local| local.port() == 0));
     if !unbound {
         return None;
     }
@@ -135,7 +134,7 @@ pub fn unbind(fd: RawFd, name: &SocketName) -> Option<Local> {
     if new < 0 {
         return None;
     }
-    keep_datagram_options(fd, new, v6);
+    options::keep_of_datagrams(fd, new, v6);
     replace(fd, new, true, false).then_some(Local::Kernel { v6, port: 0 })
 }
 

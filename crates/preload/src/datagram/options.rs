@@ -2,7 +2,7 @@
 
 use super::take_error;
 use crate::memory::OptionValue;
-use crate::socket::{has_level, is_in_range};
+use crate::options::{has_level, is_in_range};
 use crate::{control, fail, memory, real};
 use inlane_offload_protocol::datagram::LEAST_BUFFER;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -72,7 +72,7 @@ pub unsafe fn getsockopt(
         return fail(error);
     }
     // SAFETY: the program passes `*len` writable bytes at `value`.
-    let put = |bytes: &[u8]| unsafe { crate::socket::put_option(value, len, bytes) };
+    let put = |bytes: &[u8]| unsafe { memory::put_option(value, len, bytes) };
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         let number = match name {
             libc::SO_ERROR => take_error(fd, socket),

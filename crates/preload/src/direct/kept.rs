@@ -17,7 +17,7 @@
 pub mod opened;
 
 use crate::hint::Hint;
-use crate::{control, descriptor, direct, epoll, errno, real, set_errno, socket};
+use crate::{control, descriptor, direct, epoll, errno, real, set_errno};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::message::{Handle, Message, Operation};
 use inlane_offload_protocol::name::SocketName;
@@ -415,7 +415,7 @@ pub fn complete(fd: RawFd, name: SocketName) -> SocketName {
         return name;
     }
     let known = addresses(fd).or_else(|| {
-        let reply = socket::addresses(fd)?;
+        let reply = control::addresses(fd)?;
         Some((reply.local?, reply.remote?))
     });
     known.map_or(name, |(local, remote)| SocketName { local, remote: Some(remote), ..name })

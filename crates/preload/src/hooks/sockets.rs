@@ -3,7 +3,7 @@
 use crate::convert::{self, Conversion};
 use crate::descriptor::{local_of, name_of};
 use crate::direct::kept;
-use crate::{connect, datagram, direct, errno, fail, memory, real, socket, unconnected};
+use crate::{connect, datagram, direct, errno, fail, memory, options, real, socket, unconnected};
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -110,7 +110,7 @@ hooks! {
                 let _using = direct::using(fd);
                 socket::setsockopt(fd, &socket, level, name, value, len)
             }
-            Local::Kernel { port: 0, .. } => convert::set_option(fd, level, name, value, len),
+            Local::Kernel { port: 0, .. } => options::set(fd, level, name, value, len),
             Local::Kernel { .. } | Local::Other => real::setsockopt(fd, level, name, value, len),
         }
     }
@@ -136,7 +136,7 @@ unsafe fn accept_from_engine(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Option<c_int> {
-    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == 0 && socket::waiting::is_empty(fd) {
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == 0 && direct::waiting::is_empty(fd) {
         return Some(fail(libc::EAGAIN));
     }
     let name = if unconnected::may_be_unconnected(fd) { name_of(fd) } else { None };

@@ -1,16 +1,17 @@
 //! Listens, accepts connections from the engine, and shuts down a listener.
 
-use super::{Flags, addresses, note_connecting, relisten, waiting};
+use super::{note_connecting, relisten};
 use crate::descriptor::name_of;
 use crate::direct::kept::{self, Found};
+use crate::flags::Flags;
 use crate::{
-    control, convert, datagram, direct, epoll, errno, fail, memory, polling, real, set_errno, unconnected,
+    control, convert, datagram, direct, epoll, errno, fail, memory, options, polling, real, set_errno,
+    unconnected,
 };
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SOCKET_LEN, SocketName};
 use libc::{c_int, sockaddr, socklen_t};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Makes a bound socket listen.
 pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
@@ -30,18 +31,6 @@ pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
         }
         Some((reply, _)) if reply.status > 0 => fail(reply.status),
         _ => fail(libc::ENETDOWN),
-    }
-}
-
-/// True if the program has set a time limit of any socket. Accepted connections get the time limits of their listener only
-/// then, because asking for them costs two system calls.
-static TIMEOUTS_USED: AtomicBool = AtomicBool::new(false);
-
-/// Records that the program sets the option `name` of `level`. Call this for each option of a TCP socket.
-#[inline]
-pub fn note_option(level: c_int, name: c_int) {
-    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
-        TIMEOUTS_USED.store(true, Ordering::Relaxed);
     }
 }
 
@@ -103,7 +92,7 @@ pub fn accept(
             }
             _ => match SocketName::from_record(record) {
                 Some((name, tag, Some(index))) => {
-                    waiting::note_received(fd, tag);
+                    direct::waiting::note_received(fd, tag);
                     match kept::accept(index, tag, name.socket, nonblocking, close_on_exec != 0) {
                         Found::Connection(connection) => break (connection, true),
                         Found::Ended => {}
@@ -113,7 +102,7 @@ pub fn accept(
                 // The message came without its file descriptor. Another thread has taken the last free descriptor
                 // number, so the kernel dropped the connection.
                 lost => {
-                    lost.iter().for_each(|(_, tag, _)| waiting::note_received(fd, *tag));
+                    lost.iter().for_each(|(_, tag, _)| direct::waiting::note_received(fd, *tag));
                     return fail(libc::ECONNABORTED);
                 }
             },
@@ -123,9 +112,9 @@ pub fn accept(
     epoll::forget_registration(connection);
     note_connecting(connection);
     polling::note_offloaded(connection);
-    let limited = TIMEOUTS_USED.load(Ordering::Relaxed);
+    let limited = options::timeouts_are_used();
     if limited {
-        convert::copy_timeouts(fd, connection);
+        options::copy_timeouts(fd, connection);
     }
     if nonblocking && !reused {
         // SAFETY: the descriptor was just received.
@@ -140,7 +129,7 @@ pub fn accept(
     let named = SocketName::from_record(record).ok_or(libc::ECONNABORTED).and_then(|(accepted, tag, _)| {
         let mut bound = accepted;
         if !reused {
-            waiting::note_received(fd, tag);
+            direct::waiting::note_received(fd, tag);
         }
         if keeps {
             // The pair may be kept for a connection with other addresses.
@@ -185,7 +174,7 @@ pub fn accept(
 /// Implements shutdown(2) for a listening socket. Like Linux, ignores SHUT_WR. Otherwise ends the listener
 /// and gives `fd` a new socket with the same address, because a program may let it listen again.
 pub(super) fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_int {
-    let local = addresses(fd).and_then(|reply| reply.local);
+    let local = control::addresses(fd).and_then(|reply| reply.local);
     let (Some(local), false) = (local, how == libc::SHUT_WR) else { return 0 };
     let v6 = name.kind.is_v6();
     // SAFETY: fcntl and shutdown have no preconditions here. The duplicate is closed once.

@@ -1,7 +1,8 @@
 //! Connects an offloaded TCP socket, and waits until it is connected.
 
-use super::{Flags, names::is_opened, poll, take_error};
+use super::{names::is_opened, poll, take_error};
 use crate::descriptor::{blocks, name_of, send_limit};
+use crate::flags::Flags;
 use crate::hint::Hint;
 use crate::time::now_ns;
 use crate::{control, convert, descriptor, errno, fail, memory, real, set_errno, signals, unconnected};

@@ -1,18 +1,12 @@
 //! Returns the addresses of an offloaded socket.
 
-use super::{Flags, is_over};
+use super::is_over;
 use crate::direct::kept;
+use crate::flags::Flags;
 use crate::{control, fail, memory, real};
-use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{End, SocketName};
 use libc::{c_int, sockaddr, socklen_t};
 use std::os::fd::RawFd;
-
-/// Asks the engine for a socket's addresses.
-pub fn addresses(fd: RawFd) -> Option<Message> {
-    let (reply, _) = control::request(&mut Message::new(Operation::Addresses), fd)?;
-    (reply.status == 0).then_some(reply)
-}
 
 /// Returns true if the library, not the engine, created the socket pair of this connection. The name of such
 /// a pair contains no local address.
@@ -41,7 +35,7 @@ pub unsafe fn getsockname(
     let name = &kept::complete(fd, *name);
     let mut local = name.local;
     if name.kind.is_datagram() || name.remote.is_none() || local.port() == 0 {
-        let reply = addresses(fd).and_then(|reply| reply.local);
+        let reply = control::addresses(fd).and_then(|reply| reply.local);
         // If the connection has ended, the engine no longer knows its address. The name of the socket pair
         // still contains the address.
         let known = reply.or_else(|| End::local_address(fd, real::ASKING));
@@ -71,7 +65,7 @@ pub unsafe fn getpeername(
 ) -> c_int {
     let name = &kept::complete(fd, *name);
     let remote = match name.kind.is_bound() || name.kind.is_datagram() {
-        true => addresses(fd).and_then(|reply| reply.remote).filter(|remote| remote.port() != 0),
+        true => control::addresses(fd).and_then(|reply| reply.remote).filter(|remote| remote.port() != 0),
         false => name.remote,
     };
     match remote {

@@ -1,10 +1,11 @@
 //! Implements getsockopt(2) and setsockopt(2) for an offloaded TCP socket.
 
-use super::{Flags, addresses, may_connect_again, note_option, take_error};
+use super::{may_connect_again, take_error};
 use crate::descriptor::name_of;
 use crate::direct::kept;
+use crate::flags::Flags;
 use crate::memory::OptionValue;
-use crate::{control, convert, direct, errno, fail, memory, real, set_errno, unconnected};
+use crate::{control, convert, direct, errno, fail, memory, options, real, set_errno, unconnected};
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{End, SocketName};
 use libc::{c_int, c_ulong, c_void, socklen_t};
@@ -25,24 +26,6 @@ const SHARED: [c_int; 3] = [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEA
 /// The length of the `tcp_info` that the engine stores, in bytes.
 const TCP_INFO_LEN: usize = 104;
 
-/// Gives the program the value of an option, cut to the program's buffer, as getsockopt(2) does. Returns 0, or -1 with
-/// errno EFAULT or EINVAL.
-///
-/// # Safety
-/// As for [`memory::write_bytes`].
-pub unsafe fn put_option(value: *mut c_void, len: *mut socklen_t, bytes: &[u8]) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let count = match memory::read_length(len) {
-            Ok(room) => room.min(bytes.len()),
-            Err(error) => return fail(error),
-        };
-        let written = memory::write_bytes(value.cast(), &bytes[..count])
-            && memory::write_bytes(len.cast(), &(count as socklen_t).to_ne_bytes());
-        if written { 0 } else { fail(libc::EFAULT) }
-    }
-}
-
 /// Implements getsockopt(2) for an offloaded TCP socket. Stores the option's value at `value`. Returns 0, or
 /// -1 with errno set.
 ///
@@ -61,7 +44,7 @@ pub unsafe fn getsockopt(
         return fail(error);
     }
     // SAFETY: the program passes `*len` bytes at `value`.
-    let put = |bytes: &[u8]| unsafe { put_option(value, len, bytes) };
+    let put = |bytes: &[u8]| unsafe { memory::put_option(value, len, bytes) };
     // UNIX sockets do not support SO_REUSEPORT, so ask the engine for it.
     let asks_engine = name == libc::SO_REUSEPORT || name == libc::SO_SNDBUF && is_kept_full(fd);
     if level == libc::SOL_SOCKET && !asks_engine {
@@ -74,13 +57,13 @@ pub unsafe fn getsockopt(
             libc::SO_DOMAIN => libc::AF_INET,
             libc::SO_PROTOCOL => libc::IPPROTO_TCP,
             libc::SO_PRIORITY => 0,
-            libc::SO_ACCEPTCONN => addresses(fd).map_or(0, |reply| reply.number),
+            libc::SO_ACCEPTCONN => control::addresses(fd).map_or(0, |reply| reply.number),
             // SAFETY: the program's arguments.
             _ => return unsafe { real::getsockopt(fd, level, name, value, len) },
         };
         return put(&number.to_ne_bytes());
     }
-    if !has_level(socket, level) {
+    if !options::has_level(socket, level) {
         return fail(libc::EOPNOTSUPP);
     }
     let mut message = Message::new(Operation::GetOption);
@@ -122,7 +105,7 @@ fn option_after_end(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; TCP_IN
             len = 16;
         }
         _ => {
-            let number = convert::usual_option(level, name).or_else(|| is_known(level, name).then_some(0))?;
+            let number = options::usual(level, name).or_else(|| is_known(level, name).then_some(0))?;
             bytes[..4].copy_from_slice(&number.to_ne_bytes());
         }
     }
@@ -177,12 +160,12 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    note_option(level, name);
+    options::note(level, name);
     // After a failed connection attempt, the engine no longer has the socket. Replace it with a kernel
     // socket. The kernel socket keeps the option until the next connect.
     if may_connect_again(fd, socket) && convert::renew_after_failure(fd, socket).is_ok() {
         // SAFETY: the program's arguments.
-        return unsafe { convert::set_option(fd, level, name, value, len) };
+        return unsafe { options::set(fd, level, name, value, len) };
     }
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         if name == libc::SO_PRIORITY {
@@ -206,7 +189,7 @@ pub unsafe fn setsockopt(
         // Fail like a kernel without the TLS module, because the engine does not implement kernel TLS.
         Ok(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) => return fail(libc::ENOENT),
         Ok(_) if level != libc::SOL_SOCKET && !is_known(level, name) => return fail(libc::ENOPROTOOPT),
-        Ok(value) if !is_in_range(level, name, value.bytes(), socket.kind.is_bound()) => {
+        Ok(value) if !options::is_in_range(level, name, value.bytes(), socket.kind.is_bound()) => {
             // The engine has one congestion control.
             let congestion = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
             return fail(if congestion { libc::ENOENT } else { libc::EINVAL });
@@ -264,41 +247,6 @@ fn is_kept_full(fd: RawFd) -> bool {
     Flags::of(fd).has(Flags::CONNECTING) || unconnected::is_listener(fd)
 }
 
-/// Returns true if `socket` has options of `level`. If it has none, getsockopt(2) must fail with EOPNOTSUPP.
-pub fn has_level(socket: &SocketName, level: c_int) -> bool {
-    let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
-    socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
-}
-
-/// Returns true if Linux accepts the value of an option of TCP, IPv4 or IPv6. `bound` is true if the socket was bound before it
-/// was connected.
-pub fn is_in_range(level: c_int, name: c_int, value: &[u8], bound: bool) -> bool {
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION) {
-        return value.split(|&byte| byte == 0).next() == Some(b"cubic");
-    }
-    let number = match value {
-        [a, b, c, d, ..] => c_int::from_ne_bytes([*a, *b, *c, *d]),
-        [a, ..] => c_int::from(*a),
-        [] => return true,
-    };
-    match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL) => (1..=32767).contains(&number),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_SYNCNT) => (1..=127).contains(&number),
-        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number >= 0,
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => number == 0 || (88..=32767).contains(&number),
-        (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number != 0 || bound,
-        (libc::IPPROTO_IP, libc::IP_TTL) => number == -1 || (1..=255).contains(&number),
-        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
-            (0..=5).contains(&number)
-        }
-        (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL)
-        | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => {
-            (-1..=255).contains(&number)
-        }
-        _ => true,
-    }
-}
-
 /// Returns true if the option is one of TCP, IPv4 or IPv6 that programs set on TCP sockets. Some of these
 /// options have no effect in the engine.
 fn is_known(level: c_int, name: c_int) -> bool {
@@ -318,45 +266,5 @@ fn is_known(level: c_int, name: c_int) -> bool {
             )
         }
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_in_range;
-
-    #[test]
-    fn values_outside_of_linux_ranges_are_refused() {
-        let accepts = |level, name, value: i32| is_in_range(level, name, &value.to_ne_bytes(), false);
-        let (tcp, ip, ip6) = (libc::IPPROTO_TCP, libc::IPPROTO_IP, libc::IPPROTO_IPV6);
-        for (level, name, good, bad) in [
-            (tcp, libc::TCP_KEEPIDLE, vec![1, 32767], vec![i32::MIN, -1, 0, 32768]),
-            (tcp, libc::TCP_KEEPINTVL, vec![1, 32767], vec![0, 32768]),
-            (tcp, libc::TCP_KEEPCNT, vec![1, 127], vec![0, 128]),
-            (tcp, libc::TCP_USER_TIMEOUT, vec![0, i32::MAX], vec![-1]),
-            (tcp, libc::TCP_MAXSEG, vec![0, 88, 32767], vec![-1, 1, 87, 32768]),
-            (tcp, libc::TCP_NODELAY, vec![-1, 0, 1, 7], vec![]),
-            (ip, libc::IP_TTL, vec![-1, 1, 255], vec![-2, 0, 256]),
-            (ip, libc::IP_MTU_DISCOVER, vec![0, 5], vec![-1, 6]),
-            (ip6, libc::IPV6_MTU_DISCOVER, vec![0, 5], vec![-1, 6]),
-            (ip, libc::IP_MULTICAST_TTL, vec![-1, 0, 255], vec![-2, 256]),
-            (ip6, libc::IPV6_UNICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
-            (ip6, libc::IPV6_MULTICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
-        ] {
-            for value in good {
-                assert!(accepts(level, name, value), "{level} {name} {value}");
-            }
-            for value in bad {
-                assert!(!accepts(level, name, value), "{level} {name} {value}");
-            }
-        }
-        assert!(is_in_range(ip, libc::IP_TTL, &[64], false) && !is_in_range(ip, libc::IP_TTL, &[0], false));
-        let congestion = |name: &[u8]| is_in_range(tcp, libc::TCP_CONGESTION, name, false);
-        assert!(
-            congestion(b"cubic")
-                && congestion(b"cubic\0rest")
-                && !congestion(b"cubi")
-                && !congestion(b"reno")
-        );
     }
 }

@@ -12,12 +12,12 @@
 //! Processes may share a lost listener. Each of them then gets a listener of its own. The engine lets them share the port,
 //! and spreads connections over them. A process that never calls accept does not listen again.
 
-use super::Flags;
-use crate::convert::{self, replace_listener};
+use crate::convert::replace_listener;
 use crate::descriptor::{blocks, name_of, receive_limit};
+use crate::flags::Flags;
 use crate::hint::Hint;
 use crate::time::{self, now_ns};
-use crate::{control, errno, real, set_errno, signals, unconnected, wait};
+use crate::{control, errno, options, real, set_errno, signals, unconnected, wait};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::message::{Message, NumberOption, Operation};
 use inlane_offload_protocol::name::{End, KEPT_OPTIONS, SocketName, StandIn};
@@ -133,7 +133,7 @@ fn note_waiting(fd: RawFd) {
 fn listen(fd: RawFd, name: &SocketName, backlog: c_int) -> Option<RawFd> {
     let mut bind = Message::new(Operation::Bind);
     (bind.v6, bind.local) = (name.kind.is_v6(), Some(name.local));
-    convert::add_listener_options(&mut bind, fd)?;
+    options::add_those_of_listener(&mut bind, fd)?;
     let (reply, passed) = control::request(&mut bind, fd)?;
     let new = passed?;
     let mut listen = Message::new(Operation::Listen);

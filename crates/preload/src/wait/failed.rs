@@ -4,7 +4,7 @@
 //! such bytes when a connection fails, for example by a reset. So the kernel reports POLLHUP only, and this module adds POLLERR.
 
 use crate::polling::is_offloaded;
-use crate::{epoll, socket};
+use crate::{epoll, flags};
 use libc::{c_int, epoll_event, nfds_t, pollfd};
 use std::os::fd::RawFd;
 
@@ -59,5 +59,5 @@ pub unsafe fn report_events(found: c_int, instance: RawFd, events: *mut epoll_ev
 /// Returns true if `fd` is a connection that has failed, and the program has not read the error yet. Leaves errno unchanged.
 #[cold]
 fn has_failed(fd: RawFd) -> bool {
-    is_offloaded(fd) && socket::has_unread_error(fd)
+    is_offloaded(fd) && flags::has_unread_error(fd)
 }

@@ -6,7 +6,7 @@
 
 use super::{ADDRESSES, AREA, INODES, KEEPABLE, NUMBERS, PARKED};
 use crate::hint::Hint;
-use crate::{control, descriptor, duplicates, errno, real, set_errno};
+use crate::{control, descriptor, errno, real, set_errno};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -58,7 +58,6 @@ pub fn open(fd: RawFd, remote: SocketAddr, v6: bool, inode: u64) -> Option<RawFd
     if rest == 0
         || !super::is_active()
         || !control::may_send_ahead()
-        || duplicates::of(fd).next().is_some()
         || control::is_shared_by_vfork()
         || !is_plain(fd)
     {

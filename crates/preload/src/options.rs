@@ -1,10 +1,11 @@
-//! Copies the options of a socket when another one replaces it.
+//! Checks the options of sockets, and copies those of a socket when another one replaces it.
 
-use crate::{control, errno, real, set_errno, socket};
+use crate::{control, errno, real, set_errno};
 use inlane_offload_protocol::message::{Message, NumberOption, Operation, read_options, write_options};
-use inlane_offload_protocol::name::End;
+use inlane_offload_protocol::name::{End, SocketName};
 use libc::{c_int, c_void, socklen_t};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The options that the engine must know when it creates a socket: level, name, and default value of a kernel
 /// socket. An option is sent to the engine only if its value differs from the default.
@@ -60,33 +61,45 @@ const MOST_OPTIONS: usize = 20;
 /// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
 /// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects
 /// a TCP socket, the library reads the options only if the socket is marked.
-pub(super) const OPTIONS_SET: c_int = 43;
+pub const MARK: c_int = 43;
 
-/// Sets an option of the kernel's socket `fd`, which has no port yet. On success, also sets [`OPTIONS_SET`]
+/// True if the program has set a time limit of any socket. Accepted connections get the time limits of their listener only
+/// then, because asking for them costs two system calls.
+static TIMEOUTS_USED: AtomicBool = AtomicBool::new(false);
+
+/// Records that the program sets the option `name` of `level`. Call this for each option of a TCP socket.
+#[inline]
+pub fn note(level: c_int, name: c_int) {
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+        TIMEOUTS_USED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns true if the program has set a time limit of any socket.
+pub fn timeouts_are_used() -> bool {
+    TIMEOUTS_USED.load(Ordering::Relaxed)
+}
+
+/// Sets an option of the kernel's socket `fd`, which has no port yet. On success, also sets [`MARK`]
 /// on the socket. It records that the program has set an option. Returns the result of setsockopt(2) for the
 /// program's option.
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
-pub unsafe fn set_option(
-    fd: RawFd,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: socklen_t,
-) -> c_int {
+pub unsafe fn set(fd: RawFd, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     // SAFETY: the caller's promise.
     let code = unsafe { real::setsockopt(fd, level, name, value, len) };
     let before = errno();
     if code == 0 {
-        socket::note_option(level, name);
-        real::set_option(fd, libc::SOL_SOCKET, OPTIONS_SET, 1);
+        note(level, name);
+        real::set_option(fd, libc::SOL_SOCKET, MARK, 1);
     }
     set_errno(before);
     code
 }
 
-pub(super) fn add_options(message: &mut Message, fd: RawFd) {
+/// Adds those options of the kernel's socket `fd` to a request that the engine must know.
+pub fn add(message: &mut Message, fd: RawFd) {
     let options = if message.datagrams { &DATAGRAM_OPTIONS[..] } else { &STREAM_OPTIONS[..] };
     let mut found = [(0, 0, 0); MOST_OPTIONS];
     let mut count = 0;
@@ -127,9 +140,9 @@ pub(super) fn add_options(message: &mut Message, fd: RawFd) {
 /// Copies options to the kernel socket `new`: those that the program set on the offloaded TCP socket `fd`.
 /// Their values come from the engine. After a failed connection, they come from the name of the engine's end
 /// of the socket pair.
-pub(super) fn keep_options(fd: RawFd, new: RawFd) {
+pub fn keep(fd: RawFd, new: RawFd) {
     let set = |option| set_kept(new, option);
-    match socket::addresses(fd) {
+    match control::addresses(fd) {
         Some(reply) => read_options(reply.value()).for_each(set),
         // After a failed connection, the engine no longer has the socket. Read the options from the name of
         // the engine's end of the socket pair, which contains them.
@@ -146,7 +159,7 @@ fn set_kept(new: RawFd, (level, name, value): NumberOption) {
 
 /// Adds the options of the listener `fd`, whose engine has ended, to a request. They come from the name of the engine's end, or
 /// from that of the listener's stand-in. Returns `None` if the process has no free descriptor.
-pub fn add_listener_options(message: &mut Message, fd: RawFd) -> Option<()> {
+pub fn add_those_of_listener(message: &mut Message, fd: RawFd) -> Option<()> {
     let family = if message.v6 { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: has no preconditions.
     let model = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
@@ -154,15 +167,15 @@ pub fn add_listener_options(message: &mut Message, fd: RawFd) -> Option<()> {
         return None;
     }
     End::for_options(fd, real::ASKING, |option| set_kept(model, option));
-    copy_options(fd, model);
-    add_options(message, model);
+    copy(fd, model);
+    add(message, model);
     // SAFETY: the descriptor is this function's.
     unsafe { libc::close(model) };
     Some(())
 }
 
 /// Copies the options of the offloaded UDP socket `fd` to the kernel socket `new`.
-pub(super) fn keep_datagram_options(fd: RawFd, new: RawFd, v6: bool) {
+pub fn keep_of_datagrams(fd: RawFd, new: RawFd, v6: bool) {
     for (level, name, usual) in DATAGRAM_OPTIONS {
         if level == libc::IPPROTO_IPV6 && !v6 {
             continue;
@@ -184,12 +197,12 @@ pub(super) fn keep_datagram_options(fd: RawFd, new: RawFd, v6: bool) {
 }
 
 /// Returns the value that an option has on a new TCP socket, or `None` if this module does not know the option.
-pub fn usual_option(level: c_int, name: c_int) -> Option<c_int> {
+pub fn usual(level: c_int, name: c_int) -> Option<c_int> {
     STREAM_OPTIONS.iter().find(|option| (option.0, option.1) == (level, name)).map(|option| option.2)
 }
 
 /// Copies from `fd` to `new` the socket options that the kernel can also store in a UNIX socket.
-pub(super) fn copy_options(fd: RawFd, new: RawFd) {
+pub fn copy(fd: RawFd, new: RawFd) {
     copy_timeouts(fd, new);
     copy_values(fd, new, [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR]);
 }
@@ -211,5 +224,80 @@ fn copy_values<const N: usize>(fd: RawFd, new: RawFd, names: [c_int; N]) {
                 real::setsockopt(new, libc::SOL_SOCKET, name, value.as_ptr().cast(), len);
             }
         }
+    }
+}
+
+/// Returns true if `socket` has options of `level`. If it has none, getsockopt(2) must fail with EOPNOTSUPP.
+pub fn has_level(socket: &SocketName, level: c_int) -> bool {
+    let own = if socket.kind.is_datagram() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
+    socket.kind.is_v6() || matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP) || level == own
+}
+
+/// Returns true if Linux accepts the value of an option of TCP, IPv4 or IPv6. `bound` is true if the socket was bound before it
+/// was connected.
+pub fn is_in_range(level: c_int, name: c_int, value: &[u8], bound: bool) -> bool {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION) {
+        return value.split(|&byte| byte == 0).next() == Some(b"cubic");
+    }
+    let number = match value {
+        [a, b, c, d, ..] => c_int::from_ne_bytes([*a, *b, *c, *d]),
+        [a, ..] => c_int::from(*a),
+        [] => return true,
+    };
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL) => (1..=32767).contains(&number),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_SYNCNT) => (1..=127).contains(&number),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number >= 0,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => number == 0 || (88..=32767).contains(&number),
+        (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number != 0 || bound,
+        (libc::IPPROTO_IP, libc::IP_TTL) => number == -1 || (1..=255).contains(&number),
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
+            (0..=5).contains(&number)
+        }
+        (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL)
+        | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => {
+            (-1..=255).contains(&number)
+        }
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_in_range;
+
+    #[test]
+    fn values_outside_of_linux_ranges_are_refused() {
+        let accepts = |level, name, value: i32| is_in_range(level, name, &value.to_ne_bytes(), false);
+        let (tcp, ip, ip6) = (libc::IPPROTO_TCP, libc::IPPROTO_IP, libc::IPPROTO_IPV6);
+        for (level, name, good, bad) in [
+            (tcp, libc::TCP_KEEPIDLE, vec![1, 32767], vec![i32::MIN, -1, 0, 32768]),
+            (tcp, libc::TCP_KEEPINTVL, vec![1, 32767], vec![0, 32768]),
+            (tcp, libc::TCP_KEEPCNT, vec![1, 127], vec![0, 128]),
+            (tcp, libc::TCP_USER_TIMEOUT, vec![0, i32::MAX], vec![-1]),
+            (tcp, libc::TCP_MAXSEG, vec![0, 88, 32767], vec![-1, 1, 87, 32768]),
+            (tcp, libc::TCP_NODELAY, vec![-1, 0, 1, 7], vec![]),
+            (ip, libc::IP_TTL, vec![-1, 1, 255], vec![-2, 0, 256]),
+            (ip, libc::IP_MTU_DISCOVER, vec![0, 5], vec![-1, 6]),
+            (ip6, libc::IPV6_MTU_DISCOVER, vec![0, 5], vec![-1, 6]),
+            (ip, libc::IP_MULTICAST_TTL, vec![-1, 0, 255], vec![-2, 256]),
+            (ip6, libc::IPV6_UNICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
+            (ip6, libc::IPV6_MULTICAST_HOPS, vec![-1, 0, 255], vec![-2, 256]),
+        ] {
+            for value in good {
+                assert!(accepts(level, name, value), "{level} {name} {value}");
+            }
+            for value in bad {
+                assert!(!accepts(level, name, value), "{level} {name} {value}");
+            }
+        }
+        assert!(is_in_range(ip, libc::IP_TTL, &[64], false) && !is_in_range(ip, libc::IP_TTL, &[0], false));
+        let congestion = |name: &[u8]| is_in_range(tcp, libc::TCP_CONGESTION, name, false);
+        assert!(
+            congestion(b"cubic")
+                && congestion(b"cubic\0rest")
+                && !congestion(b"cubi")
+                && !congestion(b"reno")
+        );
     }
 }
