@@ -10,6 +10,7 @@ pub const PEER: &str = include_str!("peer.py");
 const KEPT: &str = include_str!("kept.py");
 const OPENED: &str = include_str!("opened.py");
 const SLEEPERS: &str = include_str!("sleepers.py");
+const ITSELF: &str = include_str!("itself.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
@@ -109,6 +110,14 @@ fn bulk_data_of_a_blocking_sender_stays_in_the_ring() {
         }
         assert!(start.elapsed() < Duration::from_secs(60), "most bytes went through the pair: {status}");
     }
+}
+
+/// Both ends of such a connection open it at the same time, and have the same sequence numbers.
+#[test]
+fn a_socket_that_is_connected_to_itself_gets_all_bytes() {
+    let Some(lab) = start("direct-itself") else { return };
+    let said = must(lab.offloaded(PYTHON).args(["-c", ITSELF]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
 }
 
 #[test]

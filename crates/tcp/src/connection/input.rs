@@ -102,20 +102,23 @@ impl Connection {
 
         let len = segment.payload.len() as u64 + (flags & FIN != 0) as u64;
         let end = seq + len;
-        // A segment that ends below the last sent acknowledgment number is an old duplicate or forged. A
-        // segment that ends between that number and RCV.NXT also repeats data. Accept it, because its own
-        // acknowledgment number may be new.
-        if end < self.rcv.last_ack || seq > self.rcv.edge() {
+        // A segment that ends below the last sent acknowledgment number is an old duplicate or forged. If it is at most a
+        // window old, process its acknowledgment number, as BSD does. A side that has sent beyond the peer's window sends
+        // acknowledgments with an old number (see `acceptable_sequence`). If both sides have done so, they would otherwise
+        // ignore each other for ever. A connection to itself is both sides.
+        let old = end < self.rcv.last_ack;
+        let outside =
+            seq > self.rcv.edge() || end + (self.config.receive_capacity as u64) < self.rcv.last_ack;
+        if outside || old && len == 0 && flags & SYN == 0 {
             self.counters.unacceptable += 1;
             if reset {
             } else if len > 0 {
-                if end < self.rcv.next {
-                    self.note_duplicate(seq, end);
-                }
                 self.ack.now = true;
             } else {
                 self.challenge(now);
             }
+        }
+        if outside {
             return Events::NONE;
         }
 
@@ -190,7 +193,7 @@ impl Connection {
         if self.state == State::Closed {
             return events;
         }
-        if self.flags.ecn {
+        if self.flags.ecn && !old {
             self.on_congestion_field(segment);
         }
         if len > 0 {

@@ -311,9 +311,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates two connected hosts. The handshake runs through a listener and without faults. Host 0 writes
-    /// `bytes[0]`, host 1 `bytes[1]`.
+    /// Creates two connected hosts, and lets their applications run. Host 0 writes `bytes[0]`, host 1 `bytes[1]`.
     pub fn connected(config: &[Config; 2], link: Link, seed: u64, bytes: [u64; 2]) -> Self {
+        let mut network = Self::opened(config, link, seed, bytes);
+        network.start();
+        network
+    }
+
+    /// Creates two connected hosts. The handshake runs through a listener and without faults. The applications have not
+    /// run yet.
+    pub fn opened(config: &[Config; 2], link: Link, seed: u64, bytes: [u64; 2]) -> Self {
         let secrets = Secrets::new([seed as u8; 16]);
         let mut random = Random(seed);
         let flow =
@@ -348,9 +355,7 @@ impl Network {
             let (send, receive) = (config.send_capacity as usize, config.receive_capacity as usize);
             Host::new(connection, send, receive, seed + n as u64, seed + 1 - n as u64, bytes[n])
         };
-        let mut network = Network { hosts: [host(a, 0), host(b, 1)], wire: Wire::new(link, seed), now };
-        network.start();
-        network
+        Network { hosts: [host(a, 0), host(b, 1)], wire: Wire::new(link, seed), now }
     }
 
     pub fn read(&self) -> u64 {

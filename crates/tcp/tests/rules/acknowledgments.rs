@@ -210,3 +210,22 @@ fn rfc2018_blocks_are_sent_even_while_full_segments_are() {
         assert!(transmit.header.wire_len() + transmit.len() <= 1460 + 20, "{transmit:?}");
     }
 }
+
+/// RFC 9293 drops such a segment. Two sides that both hold numbers behind the window of the other would then never take an
+/// acknowledgment.
+#[test]
+fn an_old_segment_acknowledges_data_if_it_is_at_most_a_window_old() {
+    let old = -(2 << 20);
+    for (at, taken) in [(5, true), (old, false)] {
+        let mut script = Script::open(&config(), plain());
+        script.connection.set_written(1000).unwrap();
+        script.sent();
+        script.receive(data(0, 10).acking(0));
+        script.next_timer();
+        script.sent();
+        script.receive(ack(1000).at(at));
+        assert_eq!(script.connection.acknowledged(), if taken { 1000 } else { 0 });
+        script.acknowledges(10);
+        assert_eq!(script.connection.counters().unacceptable, 1);
+    }
+}
