@@ -278,3 +278,19 @@ fn a_reduced_receive_buffer_takes_back_nothing_and_then_bounds_the_window() {
     script.connection.set_receive_capacity(u32::MAX);
     assert!(script.one().header.window > 3000);
 }
+
+/// Linux, too, takes no number for an acknowledgment that a peer may have acknowledged.
+#[test]
+fn rfc7323_an_acknowledgment_has_the_next_number_although_a_rounded_window_ends_before_it() {
+    let mut script = Script::open(&config(), modern());
+    script.receive(ack(0).window(10)); // 1280 bytes
+    script.connection.set_written(1280).unwrap();
+    script.connection.set_no_delay(true);
+    let sent = script.ranges().last().unwrap().1;
+    for (window, next) in [(9, sent), (8, 100 + 1024)] {
+        script.receive(ack(100).window(window));
+        script.receive(data(script.connection.received() as i64, 2000).window(window));
+        let header = script.sent().last().unwrap().header;
+        assert_eq!(header.sequence, ISS + 1 + next as u32, "a window of {window} times 128 bytes");
+    }
+}
