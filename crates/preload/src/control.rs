@@ -5,9 +5,8 @@
 //! thread may run a signal handler that has interrupted the user of the connection. A child of vfork also
 //! opens another connection, because it shares the variables of its parent.
 
-use crate::direct::kept;
 use crate::time::now_ns;
-use crate::{polling, real, settings};
+use crate::{parked, polling, real, settings};
 use inlane_offload_protocol::message::{self, MOST_AHEAD, Message, Operation};
 use inlane_offload_protocol::slots::{Area, Slot};
 use libc::c_int;
@@ -71,7 +70,7 @@ extern "C" fn forget() {
         unsafe { libc::close(fd) };
     }
     MAPPED.store(false, Ordering::Relaxed);
-    kept::forget_in_child();
+    parked::forget_in_child();
     IN_USE.store(false, Ordering::Relaxed);
     // SAFETY: has no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
@@ -400,7 +399,7 @@ fn ask_on(control: RawFd, fd: RawFd) -> Result<Message, c_int> {
         MAPPED.store(true, Ordering::Relaxed);
         area().iter().for_each(|area| {
             area.from_start().store(1, Ordering::Relaxed);
-            area.keeps().store(u64::from(!kept::is_stopped()), Ordering::SeqCst);
+            area.keeps().store(u64::from(!parked::is_stopped()), Ordering::SeqCst);
         });
     }
     if reply.status == 0 { Ok(reply) } else { Err(reply.status) }

@@ -11,8 +11,7 @@ mod instance;
 pub mod ready;
 mod table;
 
-use crate::direct::kept;
-use crate::{control, errno, polling, real, set_errno};
+use crate::{control, errno, parked, polling, real, set_errno};
 use inlane_offload_protocol::slots::SLOTS;
 use instance::Instance;
 use libc::{c_int, c_uint, epoll_event};
@@ -38,7 +37,7 @@ pub unsafe fn change(instance: RawFd, operation: c_int, fd: RawFd, event: *mut e
                     polling::note_watched(instance, fd);
                     if entry.requested(fd).is_some_and(|(other, _)| other != instance) {
                         // The table has only the last registration, so the others could not be removed.
-                        kept::forbid(fd);
+                        parked::forbid(fd);
                     }
                     ready::register(entry, instance, fd, event.read_unaligned());
                 }

@@ -1,7 +1,7 @@
 //! Facts about an offloaded TCP socket that the kernel keeps for the library.
 
 use crate::direct::kept;
-use crate::{errno, real, set_errno};
+use crate::{errno, parked, real, set_errno};
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::name::End;
 use libc::c_int;
@@ -36,7 +36,7 @@ impl Flags {
     /// Sets `flag` in the socket's SO_PRIORITY. If all three flags would then be set, stores 6, without
     /// `ERROR_READ`, because the kernel reserves priority 7 for privileged processes.
     pub fn set(fd: RawFd, flag: c_int) {
-        kept::forbid(fd);
+        parked::forbid(fd);
         let value = (Self::of(fd).0 | flag).min(6);
         real::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value);
     }

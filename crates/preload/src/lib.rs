@@ -39,6 +39,7 @@ mod imports;
 mod memory;
 mod open;
 mod options;
+mod parked;
 mod passed;
 mod polling;
 mod real;

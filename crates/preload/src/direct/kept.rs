@@ -16,8 +16,8 @@
 
 pub mod opened;
 
-use crate::hint::Hint;
-use crate::{control, descriptor, direct, epoll, errno, real, set_errno};
+use crate::parked::{INODES, KEEPABLE, NUMBERS, PARKED, STOPPED, close_all, close_kept, is_kept, unpark};
+use crate::{control, descriptor, direct, epoll, errno, parked, real, set_errno};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::message::{Handle, Message, Operation};
 use inlane_offload_protocol::name::SocketName;
@@ -25,36 +25,21 @@ use inlane_offload_protocol::slots::{SLOTS, Slot};
 use libc::{c_int, c_uint};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// The lowest number for kept ends.
 const LOWEST_NUMBER: usize = 448;
 /// The words that hold the two addresses of a connection.
 const WORDS: usize = 2 * address::LEN / 8;
 
-/// The kept end of each slot, plus 1. 0 if the slot has none.
-static PARKED: [AtomicI32; SLOTS] = [const { AtomicI32::new(0) }; SLOTS];
-/// The inode of each slot's kept end. It shows whether the program has closed the end in a way that the library does not see.
-static INODES: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
-/// The numbers of kept ends.
-static NUMBERS: Hint = Hint::new();
 /// The memory with the slots of the kept ends.
 static AREA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
-/// The descriptors of connections whose pair may be kept.
-static KEEPABLE: Hint = Hint::new();
-/// True if this process keeps no pairs any more.
-static STOPPED: AtomicBool = AtomicBool::new(false);
 /// The addresses of each slot's connection. The name of a pair that may be kept contains only those of its first connection.
 static ADDRESSES: [[AtomicU64; WORDS]; SLOTS] = [const { [const { AtomicU64::new(0) }; WORDS] }; SLOTS];
 
 /// Returns true if the pairs of accepted connections may be kept.
 pub fn is_active() -> bool {
     !STOPPED.load(Ordering::Relaxed) && control::has_present_area()
-}
-
-/// Returns true if this process keeps no pairs any more, not even those in new shared memory.
-pub fn is_stopped() -> bool {
-    STOPPED.load(Ordering::Relaxed)
 }
 
 /// Records that the program has accepted the connection `fd`, whose pair may be kept later. `name` has its number and its addresses.
@@ -91,16 +76,8 @@ fn index_of(slot: Slot) -> Option<usize> {
 /// Forgets the connection `fd`, because its descriptor is closed or gets another socket.
 #[inline]
 pub fn forget(fd: RawFd) {
-    forbid(fd);
+    parked::forbid(fd);
     opened::forget(fd);
-}
-
-/// Records that the pair of `fd` must not be kept, because the program changes a property that the kernel has.
-#[inline]
-pub fn forbid(fd: RawFd) {
-    if KEEPABLE.has(fd) {
-        KEEPABLE.set(fd, false);
-    }
 }
 
 /// Returns the local and the remote address of the accepted connection `fd`. Its pair's name contains no remote address. Returns `None` if
@@ -165,14 +142,14 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
     drop(closing);
     // If a thread still sends through the ring, or the engine has reset the connection, the engine must notice that the end is closed.
     let Some(claim) = slot.send().claim() else {
-        close_parked(parked);
+        parked::close(parked);
         return true;
     };
     // From now on, no thread sends through the ring. A thread that was using the descriptor in the kernel meanwhile has left a mark
     // before it was closed. If the connection was reset, the slot may have another one.
     if header.inode.load(Ordering::Acquire) != inode || !slot.pair().is_unused() || direct::is_used(fd) {
         let _ = slot.send().commit(claim, 0);
-        close_parked(parked);
+        parked::close(parked);
         return true;
     }
     close_kept(index, PARKED[index].swap(0, Ordering::SeqCst) - 1);
@@ -198,7 +175,7 @@ fn park(fd: RawFd, slot: Slot, index: usize) -> Option<(RawFd, u64)> {
     let parked = unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, LOWEST_NUMBER as *mut _) };
     let inode = (slot.header().inode.load(Ordering::Acquire), slot.header().device.load(Ordering::Relaxed));
     if parked >= 0 && descriptor::identity(parked) != Some(inode) {
-        close_parked(parked);
+        parked::close(parked);
         return None;
     }
     (parked >= 0).then_some((parked, inode.0))
@@ -221,41 +198,6 @@ fn adopt_area(slot: Slot, index: usize) -> bool {
     close_all();
     AREA.store(area, Ordering::Release);
     true
-}
-
-fn close_parked(fd: RawFd) {
-    NUMBERS.set(fd, false);
-    // SAFETY: the descriptor is this module's.
-    unsafe { real::close(fd) };
-}
-
-/// Returns true if `fd` is still the kept end of slot `index`. May change errno.
-fn is_kept(index: usize, fd: RawFd) -> bool {
-    descriptor::identity(fd).is_some_and(|(inode, _)| inode == INODES[index].load(Ordering::SeqCst))
-}
-
-/// Closes the kept end `fd` of slot `index`, if it is one. Does nothing for -1.
-fn close_kept(index: usize, fd: RawFd) {
-    if fd >= 0 {
-        NUMBERS.set(fd, false);
-        if is_kept(index, fd) {
-            close_parked(fd);
-        }
-    }
-}
-
-/// Closes the kept end `parked` of slot `index`, unless another thread has taken it.
-fn unpark(index: usize, parked: RawFd) {
-    if PARKED[index].compare_exchange(parked + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-        close_kept(index, parked);
-    }
-}
-
-/// Closes all kept ends.
-fn close_all() {
-    for (index, parked) in PARKED.iter().enumerate() {
-        close_kept(index, parked.swap(0, Ordering::SeqCst) - 1);
-    }
 }
 
 /// What [`accept`] finds.
@@ -291,7 +233,7 @@ pub fn accept(index: u8, tag: u8, id: u64, nonblocking: bool, close_on_exec: boo
     let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     // SAFETY: fcntl has no preconditions here.
     let fd = unsafe { real::fcntl(parked, command, std::ptr::null_mut()) };
-    close_parked(parked);
+    parked::close(parked);
     if fd < 0 {
         return Found::Ended;
     }
@@ -363,12 +305,6 @@ fn is_stale(parked: RawFd, slot: Slot) -> bool {
     descriptor::identity(parked).is_none_or(|(inode, _)| inode != slot.header().inode.load(Ordering::Acquire))
 }
 
-/// Closes the copies of its parent's kept ends in a new process, which keeps no pairs.
-pub fn forget_in_child() {
-    STOPPED.store(true, Ordering::SeqCst);
-    close_all();
-}
-
 /// Forgets the kept end `fd`, if it is one, because the program closes or replaces this number.
 #[inline]
 pub fn note_closing(fd: RawFd) {
@@ -404,7 +340,7 @@ fn give_up(fd: RawFd) {
 #[inline]
 pub fn note_option(fd: RawFd, level: c_int) {
     if level != libc::IPPROTO_TCP {
-        forbid(fd);
+        parked::forbid(fd);
         opened::restore(fd);
     }
 }

@@ -1,6 +1,6 @@
 //! Functions that close, duplicate and control descriptors.
 
-use crate::epoll;
+use crate::{epoll, parked};
 use crate::descriptor::name_of;
 use crate::direct::kept;
 use crate::{datagram, direct, duplicates, errno, fail, memory, real, set_errno, socket, unconnected};
@@ -32,7 +32,7 @@ hooks! {
             return real::ioctl(fd, libc::TIOCOUTQ, argument);
         }
         if !matches!(kind, libc::FIONREAD | libc::TIOCOUTQ) {
-            kept::forbid(fd);
+            parked::forbid(fd);
         }
         let _using = direct::using(fd);
         let result = real::ioctl(fd, request, argument);
@@ -119,7 +119,7 @@ hooks! {
             libc::F_GETFL | libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
         );
         if !harmless {
-            kept::forbid(fd);
+            parked::forbid(fd);
         }
         let _using = if harmless { None } else { Some(direct::using(fd)) };
         let result = real::fcntl(fd, command, argument);

@@ -3,7 +3,7 @@
 use crate::convert::{self, Conversion};
 use crate::descriptor::{local_of, name_of};
 use crate::direct::kept;
-use crate::{connect, datagram, direct, errno, fail, memory, options, real, socket, unconnected};
+use crate::{connect, datagram, direct, errno, fail, memory, options, parked, real, socket, unconnected};
 use inlane_offload_protocol::name::{Local, SocketName};
 use inlane_offload_protocol::rules::Use;
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -116,7 +116,7 @@ hooks! {
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
-        kept::forbid(fd);
+        parked::forbid(fd);
         let _using = direct::using(fd);
         match name_of(fd) {
             Some(name) if name.kind.is_datagram() => datagram::shutdown(fd, how),

@@ -5,8 +5,8 @@ use crate::descriptor::name_of;
 use crate::direct::kept::{self, Found};
 use crate::flags::Flags;
 use crate::{
-    control, convert, datagram, direct, epoll, errno, fail, memory, options, polling, real, set_errno,
-    unconnected,
+    control, convert, datagram, direct, epoll, errno, fail, memory, options, parked, polling, real,
+    set_errno, unconnected,
 };
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SOCKET_LEN, SocketName};
@@ -139,7 +139,7 @@ pub fn accept(
                 return Err(libc::ECONNABORTED);
             }
             if reused && (limited || !nonblocking) {
-                kept::forbid(connection);
+                parked::forbid(connection);
             }
         }
         // The name tells the engine that the connection was accepted.
@@ -158,7 +158,7 @@ pub fn accept(
         named => named.map(|_| ()),
     };
     if let Err(error) = stored {
-        kept::forbid(connection);
+        parked::forbid(connection);
         // SAFETY: the descriptor was just received, and nothing else uses it. The kernel, too, drops a
         // connection if it cannot store the address.
         unsafe { libc::close(connection) };

@@ -4,9 +4,10 @@
 //! which does not have this end, only empties the pair. Small buffer and mark then stay for the next connection, because a program seldom
 //! needs to know of them: sends go through shared memory. [`restore`] ends both when they would matter.
 
-use super::{ADDRESSES, AREA, INODES, KEEPABLE, NUMBERS, PARKED};
+use super::{ADDRESSES, AREA};
 use crate::hint::Hint;
-use crate::{control, descriptor, errno, real, set_errno};
+use crate::parked::{INODES, KEEPABLE, NUMBERS, PARKED};
+use crate::{control, descriptor, errno, parked, real, set_errno};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
@@ -75,7 +76,7 @@ pub fn open(fd: RawFd, remote: SocketAddr, v6: bool, inode: u64) -> Option<RawFd
         let fits = parked >= 0
             && slot.life().is_kept()
             && remote_of(index) == Some(remote)
-            && super::is_kept(index, parked);
+            && parked::is_kept(index, parked);
         if fits && slot.life().ask() {
             // The program may close the number at the same time, in a signal handler.
             if PARKED[index].compare_exchange(parked + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -91,7 +92,7 @@ pub fn open(fd: RawFd, remote: SocketAddr, v6: bool, inode: u64) -> Option<RawFd
             });
             if !sent {
                 let _ = slot.life().withdraw();
-                super::close_parked(parked);
+                parked::close(parked);
             }
             return sent.then_some(parked);
         }
