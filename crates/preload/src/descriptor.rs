@@ -2,7 +2,7 @@
 
 use crate::{errno, real, set_errno};
 use inlane_offload_protocol::name::{Local, SocketName};
-use libc::{c_int, socklen_t};
+use libc::{c_int, c_long, socklen_t};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
@@ -70,4 +70,27 @@ fn limit(fd: RawFd, name: c_int) -> Option<c_int> {
     let milliseconds = limit.tv_sec.saturating_mul(1000).saturating_add(limit.tv_usec.div_euclid(1000));
     let unlimited = milliseconds == 0 && limit.tv_usec == 0;
     (!unlimited).then(|| milliseconds.clamp(1, c_int::MAX as i64) as c_int)
+}
+
+/// Returns true if the engine's end of the socket pair is closed.
+pub fn is_hung_up(fd: RawFd) -> bool {
+    poll(fd, 0) & (libc::POLLHUP | libc::POLLNVAL) != 0
+}
+
+/// Returns true if the socket pair has bytes, an end of the stream or an error.
+pub fn is_polled_readable(fd: RawFd) -> bool {
+    poll(fd, libc::POLLIN) != 0
+}
+
+/// Returns the present events of a descriptor.
+fn poll(fd: RawFd, events: i16) -> i16 {
+    let mut pair = libc::pollfd { fd, events, revents: 0 };
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // Use a raw system call. The C library's function is a cancellation point: pthread_cancel could end the
+    // thread in it. SAFETY: the structures live through the call.
+    let found = unsafe {
+        let (pair, none) = (&raw mut pair as c_long, &raw const none as c_long);
+        real::syscall(libc::SYS_ppoll, pair, 1, none, 0, 0, 0)
+    };
+    if found == 1 { pair.revents } else { 0 }
 }

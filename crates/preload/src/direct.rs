@@ -2,9 +2,8 @@
 //! engine ([`inlane_offload_protocol::slots`]).
 //!
 //! In a process with many connections, each gets a slot of this memory from the start ([`from_start`]). Otherwise a connection
-//! gets one if it sends often, or if it often receives much with a blocking descriptor. A table maps descriptors to slots. Calls that the library does not intercept can make an entry
-//! of the table outdated. So the library compares the descriptor's inode with the slot's inode: before the first use, and before
-//! the next use after each call that may close or replace the descriptor. Even an outdated entry points to valid memory, because slots are never unmapped.
+//! gets one if it sends often, or if it often receives much with a blocking descriptor. A table maps descriptors to slots
+//! ([`slots`](crate::slots)).
 
 mod buffers;
 mod from_start;
@@ -17,25 +16,19 @@ pub mod waiting;
 mod whole;
 
 pub use from_start::{expect_slot, expect_slot_of_accepted, find_slot};
-use leave::is_polled_readable;
-pub use leave::{ask, has_end, is_moving, leave, leave_slot, note_kernel_receives, note_low_water};
+pub use leave::{has_end, leave, note_kernel_receives, note_low_water};
 pub use receive::{available, receive, receive_available};
 pub use send::{send, shut};
 pub use whole::receive_whole;
 
 use crate::epoll::ready;
-use crate::polling::Patience;
-
-use crate::time::now_ns;
-use crate::{control, descriptor, errno, polling, real, set_errno};
+use crate::slots::{CLOSED_RANGES, Entry, SEEN, UNKNOWN, UNSEEN, entry, is_same};
+use crate::{control, descriptor, polling, real};
 use inlane_offload_protocol::address::is_possible;
 use inlane_offload_protocol::slots::Slot;
 use libc::iovec;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-
-/// The number of descriptors in the table. Sockets with higher descriptors always use the socket pair.
-const MOST: usize = 32768;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 /// The number of sends or receives through the kernel before the library asks for a slot of shared memory. It
 /// is above 1 because short connections must not cause a request.
@@ -48,103 +41,13 @@ const LARGE: usize = 32 << 10;
 /// this many of them, the library asks for a slot again.
 const AGAIN: u32 = 1024;
 
-/// The library relies on the engine for this many nanoseconds after its last heartbeat. After that, the
-/// engine may have ended.
-const ALIVE_NS: u64 = 20_000_000;
-
 /// The least length in bytes of a receive that counts toward [`ENOUGH`]. Shorter receives do not count,
 /// because programs with only short messages seldom benefit from shared memory.
 const LEAST_COUNTED: usize = 4096;
 
-struct Entry {
-    slot: AtomicPtr<u8>,
-    /// The inode of the socket to which the descriptor was found to refer, and the value of [`CLOSED_RANGES`] at that time
-    /// in the upper half. 0 once a call may have closed or replaced the descriptor.
-    known: AtomicU64,
-    /// The number of calls that may have closed or replaced the descriptor.
-    changes: AtomicU32,
-    /// Whether the library sees all sends on the socket: [`UNKNOWN`], [`SEEN`] or [`UNSEEN`].
-    sight: AtomicU32,
-    /// The number of threads that use the descriptor in the kernel, in ways that could change its pair.
-    users: AtomicU32,
-    /// Whether the descriptor blocks, in the lowest bit. The other bits are those of [`blocking_key`] at the time of the
-    /// kernel's answer.
-    blocking: AtomicU64,
-    /// The approximate number of sends through the kernel. Concurrent threads may miss some.
-    sends: AtomicU32,
-    /// The approximate number of receives through the kernel that returned at least `LEAST_COUNTED` bytes.
-    receives: AtomicU32,
-    /// How many more times the library looks for a slot that the connection may have got from the start.
-    lookups: AtomicU32,
-    patience: Patience,
-    /// Decides whether a receive posts its buffer.
-    post_patience: Patience,
-    /// Decides whether a large send waits until the engine has read the pair.
-    send_patience: Patience,
-}
-
-/// The library does not know whether it has seen all sends on the socket.
-const UNKNOWN: u32 = 0;
-/// The library sees all sends on the socket: no other descriptor and no other program has had it.
-const SEEN: u32 = 1;
-/// There are sends on the descriptor that the library does not see, also if the descriptor gets another socket: a stream of the C
-/// library uses it, for example.
-const UNSEEN: u32 = 2;
-
-impl Entry {
-    /// Makes the next use of the slot ask the kernel for the descriptor's socket. See [`ask_same`] for the order.
-    fn note_change(&self) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        self.known.store(0, Ordering::SeqCst);
-    }
-
-    /// Removes the outdated slot `slot` from the table, because each later call would check it again. Does nothing if
-    /// another thread has stored another slot meanwhile.
-    fn remove(&self, slot: Slot) {
-        let none = std::ptr::null_mut();
-        let _ = self.slot.compare_exchange(slot.as_ptr(), none, Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
-static ENTRIES: [Entry; MOST] = [const {
-    Entry {
-        slot: AtomicPtr::new(std::ptr::null_mut()),
-        known: AtomicU64::new(0),
-        changes: AtomicU32::new(0),
-        sight: AtomicU32::new(UNKNOWN),
-        users: AtomicU32::new(0),
-        blocking: AtomicU64::new(0),
-        sends: AtomicU32::new(0),
-        receives: AtomicU32::new(0),
-        lookups: AtomicU32::new(0),
-        patience: Patience::new(),
-        post_patience: Patience::new(),
-        send_patience: Patience::new(),
-    }
-}; MOST];
-
 /// True if the engine has answered that it shares no memory with programs. False if the engine shares memory,
 /// or was not asked yet.
 static UNAVAILABLE: AtomicBool = AtomicBool::new(false);
-
-#[inline]
-fn entry(fd: RawFd) -> Option<&'static Entry> {
-    usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd))
-}
-
-/// Returns true if a connection with the descriptor `fd` can use a slot.
-pub fn may_have_slot(fd: RawFd) -> bool {
-    entry(fd).is_some()
-}
-
-/// Returns the number of calls that may have closed or replaced the descriptor.
-#[inline]
-fn changes(fd: RawFd) -> u32 {
-    entry(fd).map_or(0, |entry| entry.changes.load(Ordering::SeqCst))
-}
-
-/// The number of calls that may have closed a range of descriptors.
-static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
 
 /// Records that a call closes `fd`, or replaces it by another file. Drop the result after the call. The next use of the slot
 /// then asks the kernel whether the descriptor still refers to the same socket. Before the call, because another thread may
@@ -178,35 +81,6 @@ impl Drop for Closing {
 pub fn note_closing_all() {
     waiting::forget_all();
     CLOSED_RANGES.fetch_add(1, Ordering::SeqCst);
-}
-
-/// The number of calls that may have made descriptors blocking or non-blocking.
-static FLAG_CHANGES: AtomicU32 = AtomicU32::new(0);
-
-/// Records that a call has made a descriptor blocking or non-blocking. Its duplicates share the change.
-pub fn note_flags() {
-    FLAG_CHANGES.fetch_add(1, Ordering::SeqCst);
-}
-
-/// Returns the number of [`note_flags`] calls and the inode of the slot's socket in one word, whose lowest bit is 0.
-fn blocking_key(slot: Slot) -> u64 {
-    let inode = slot.header().inode.load(Ordering::Acquire) & u64::from(u32::MAX);
-    u64::from(FLAG_CHANGES.load(Ordering::SeqCst)) << 33 | inode << 1
-}
-
-/// Returns true unless the descriptor is non-blocking. Asks the kernel only after a call of this process that may have
-/// changed this. Another process that shares the socket may change it, too. So use the answer only where a wrong one costs
-/// no more than time. May change errno.
-#[inline]
-fn blocks(fd: RawFd, entry: &Entry, slot: Slot) -> bool {
-    let key = blocking_key(slot);
-    let known = entry.blocking.load(Ordering::Relaxed);
-    if known & !1 == key {
-        return known & 1 != 0;
-    }
-    let blocks = descriptor::blocks(fd);
-    entry.blocking.store(key | u64::from(blocks), Ordering::Relaxed);
-    blocks
 }
 
 /// The highest descriptor that ever got a new socket.
@@ -341,14 +215,12 @@ impl Drop for Sending {
     }
 }
 
-/// Returns the slot of shared memory that the table holds for a descriptor, or `None` if it holds none. The
-/// slot may be outdated, so check it with `is_same`.
+/// Returns the slot of shared memory that the table holds for a descriptor. If it holds none, looks for the slot that the
+/// connection may have from the start. The slot may be outdated, so check it with [`is_same`].
 #[inline]
 pub fn slot(fd: RawFd) -> Option<Slot> {
     let entry = entry(fd)?;
-    // SAFETY: all slots in the table lie in shared memory that stays mapped.
-    let slot = unsafe { Slot::from_ptr(entry.slot.load(Ordering::Acquire)) };
-    match slot {
+    match entry.slot() {
         None if entry.lookups.load(Ordering::Relaxed) > 0 => from_start::find(fd, entry),
         slot => slot,
     }
@@ -415,57 +287,6 @@ fn adopt(fd: RawFd, entry: &Entry) {
         Err(libc::EOPNOTSUPP) => UNAVAILABLE.store(true, Ordering::Relaxed),
         Err(_) => {}
     }
-}
-
-/// Returns true if the slot of shared memory belongs to the socket that `fd` currently refers to. May change
-/// errno.
-///
-/// Asks the kernel only if a call of this process may have closed or replaced the descriptor since the last answer. The
-/// library does not see a close by io_uring or by a system call instruction of the program. The slot's inode then changes
-/// when the engine notices the close.
-#[inline]
-pub fn is_same(fd: RawFd, slot: Slot) -> bool {
-    let Some(entry) = entry(fd) else { return false };
-    let inode = slot.header().inode.load(Ordering::Acquire);
-    let known = u64::from(CLOSED_RANGES.load(Ordering::SeqCst)) << 32 | inode;
-    inode != 0 && entry.known.load(Ordering::SeqCst) == known || ask_same(fd, entry, slot, known)
-}
-
-#[cold]
-fn ask_same(fd: RawFd, entry: &Entry, slot: Slot, known: u64) -> bool {
-    let header = slot.header();
-    let changes = entry.changes.load(Ordering::SeqCst);
-    let Some((inode, device)) = descriptor::identity(fd) else { return false };
-    if inode != header.inode.load(Ordering::Acquire) || device != header.device.load(Ordering::Relaxed) {
-        return false;
-    }
-    if inode == known & u64::from(u32::MAX) {
-        entry.known.store(known, Ordering::SeqCst);
-        // Another thread may have closed the descriptor after the kernel's answer.
-        if entry.changes.load(Ordering::SeqCst) != changes {
-            entry.known.store(0, Ordering::SeqCst);
-        }
-    }
-    true
-}
-
-/// Like [`is_same`], but leaves errno unchanged.
-pub fn is_same_quietly(fd: RawFd, slot: Slot) -> bool {
-    let before = errno();
-    let same = is_same(fd, slot);
-    set_errno(before);
-    same
-}
-
-/// Returns true if the engine's heartbeat at the time `alive_ns` is recent. Returns false if the engine sleeps, or may have
-/// ended.
-fn is_recent(alive_ns: u64) -> bool {
-    now_ns() < alive_ns.wrapping_add(ALIVE_NS)
-}
-
-/// Returns true if the engine is awake.
-pub fn is_alive(slot: Slot) -> bool {
-    is_recent(slot.doorbell().alive_ns.load(Ordering::Relaxed))
 }
 
 /// Returns false if the kernel certainly refuses one of the buffers.

@@ -16,7 +16,7 @@
 //!
 //! The library keeps no table of sockets, because calls that it does not intercept would make a table
 //! outdated. It learns about a socket from the names of the pair's ends ([`inlane_offload_protocol::name`])
-//! and from `flags::Flags`. The table of slots in shared memory (`direct`) is only a hint that is checked at
+//! and from `flags::Flags`. The table of slots in shared memory (`slots`) is only a hint that is checked at
 //! each use.
 //!
 //! The library does not allocate and never blocks on a lock, because programs call it in signal handlers and
@@ -47,6 +47,7 @@ mod receive;
 mod send;
 mod settings;
 mod signals;
+mod slots;
 mod socket;
 mod time;
 mod unconnected;

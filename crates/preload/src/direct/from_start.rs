@@ -2,9 +2,10 @@
 //! it establishes, as long as there are free ones. No request is necessary: the library finds the slot by the inode of the
 //! program's end.
 
-use super::{CLOSED_RANGES, Entry, SEEN, UNAVAILABLE, entry, slot};
+use super::{UNAVAILABLE, slot};
 use crate::descriptor::identity;
 use crate::epoll::ready;
+use crate::slots::{CLOSED_RANGES, Entry, SEEN, entry};
 use crate::{control, errno, set_errno};
 use inlane_offload_protocol::slots::Slot;
 use std::os::fd::RawFd;

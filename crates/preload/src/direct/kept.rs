@@ -17,7 +17,7 @@
 pub mod opened;
 
 use crate::parked::{INODES, KEEPABLE, NUMBERS, PARKED, STOPPED, close_all, close_kept, is_kept, unpark};
-use crate::{control, descriptor, direct, epoll, errno, parked, real, set_errno};
+use crate::{control, descriptor, direct, epoll, errno, parked, real, set_errno, slots};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::message::{Handle, Message, Operation};
 use inlane_offload_protocol::name::SocketName;
@@ -83,7 +83,7 @@ pub fn forget(fd: RawFd) {
 /// Returns the local and the remote address of the accepted connection `fd`. Its pair's name contains no remote address. Returns `None` if
 /// only the engine may know them. May change errno.
 pub fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
-    let slot = direct::slot(fd).filter(|&slot| direct::is_same(fd, slot))?;
+    let slot = direct::slot(fd).filter(|&slot| slots::is_same(fd, slot))?;
     let mut bytes = [0; 2 * address::LEN];
     for (word, bytes) in ADDRESSES[index_of(slot)?].iter().zip(bytes.chunks_exact_mut(8)) {
         bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
@@ -121,7 +121,7 @@ fn keep_with(fd: RawFd, slot: Slot) -> bool {
         || header.low_water.load(Ordering::Relaxed) != 0
         || slot.received().is_some()
         || slot.receive().is_moving()
-        || !direct::is_alive(slot)
+        || !slots::is_alive(slot)
         // A child that shares the memory, or has a copy of it, closes its own descriptor only.
         || control::is_shared_by_vfork()
         || !control::has_present_area()
@@ -240,7 +240,7 @@ pub fn accept(index: u8, tag: u8, id: u64, nonblocking: bool, close_on_exec: boo
     if !nonblocking {
         // SAFETY: as above. Only ends of non-blocking descriptors are kept.
         unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
-        direct::note_flags();
+        slots::note_flags();
     }
     Found::Connection(fd)
 }

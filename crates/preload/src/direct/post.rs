@@ -3,10 +3,11 @@
 //! The buffer is taken back before the receive returns or makes any call that may end the thread. Signals and cancellation are
 //! blocked meanwhile.
 
-use super::leave::is_hung_up;
-use super::{Entry, SEEN, buffers, is_alive, is_polled_readable};
+use super::buffers;
 use crate::control;
+use crate::descriptor::{is_hung_up, is_polled_readable};
 use crate::signals::BlockedSignals;
+use crate::slots::{Entry, SEEN, is_alive};
 use crate::time::now_ns;
 use inlane_offload_protocol::slots::{Posted, Slot};
 use libc::c_void;
@@ -211,7 +212,7 @@ mod tests {
             unsafe { engine.arena().add(placing.offset as usize).write_bytes(byte, LEN) }
         };
         write(1);
-        let entry = super::super::entry(0).unwrap();
+        let entry = crate::slots::entry(0).unwrap();
         let receive = Receive { fd: -1, entry, slot, buffer: buffer.cast(), len: LEN, whole: false };
         POSTS.fetch_add(1, Ordering::SeqCst);
         assert_eq!(receive.take_back(&posted), 0);

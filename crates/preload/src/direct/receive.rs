@@ -1,9 +1,10 @@
 //! Receives bytes of the receive ring in shared memory, and polls for them.
 
-use super::leave::{ask, await_move, leave, stop};
+use super::leave;
 use super::post::Receive;
-use super::{Entry, are_possible, blocks, buffers, entry, is_same, is_same_quietly, slot};
+use super::{are_possible, buffers, slot};
 use crate::signals::BlockedSignals;
+use crate::slots::{Entry, ask, await_move, blocks, entry, is_same, is_same_quietly, stop};
 use crate::time::now_ns;
 use crate::{errno, fail, polling, real, set_errno};
 use inlane_offload_protocol::address::is_possible;

@@ -7,9 +7,9 @@
 //! otherwise                            ---> the kernel sends the rest through the pair
 //! ```
 
-use super::leave::is_hung_up;
-use super::{Entry, are_possible, changes, entry, is_recent, is_same, sending, slot};
-use crate::descriptor::identity;
+use super::{are_possible, sending, slot};
+use crate::descriptor::{identity, is_hung_up};
+use crate::slots::{Entry, changes, entry, is_recent, is_same};
 use crate::time::now_ns;
 use crate::{descriptor, errno, fail, real, set_errno, signals};
 use inlane_offload_protocol::slots::Slot;

@@ -2,8 +2,9 @@
 
 use super::post::WHOLE_NS;
 use super::receive::receive_from;
-use super::{buffers, entry, leave, slot, using_for};
+use super::{buffers, leave, slot, using_for};
 use crate::signals::BlockedSignals;
+use crate::slots::entry;
 use crate::time::now_ns;
 use crate::{descriptor, errno, fail, real, set_errno};
 use libc::{c_void, ssize_t};

@@ -20,7 +20,7 @@
 use super::Registration;
 use super::instance::{self, Instance, set};
 use super::table::{self, Entry};
-use crate::{control, direct, errno, set_errno};
+use crate::{control, errno, set_errno, slots};
 use inlane_offload_protocol::slots::{Area, SLOTS, Slot};
 use libc::{c_int, epoll_event};
 use std::os::fd::RawFd;
@@ -35,15 +35,15 @@ const ROUNDS: u32 = 64;
 /// The same if the last events came from the kernel.
 const ROUNDS_AFTER_KERNEL: u32 = 2;
 /// The flags of registrations whose events the library can find: level-triggered, and not one-shot or exclusive.
-pub const SUPPORTED: u32 =
+const SUPPORTED: u32 =
     (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP)
         as u32;
 
 /// Returns the slot of shared memory that the table of slots holds for `fd`, and its number. Returns `None` if
 /// there is none, or if the slot lies in the shared memory of an earlier control connection. The slot may be outdated.
 #[inline]
-pub fn slot(fd: RawFd) -> Option<(Slot, usize)> {
-    let slot = direct::slot(fd)?;
+fn slot(fd: RawFd) -> Option<(Slot, usize)> {
+    let slot = slots::of(fd)?;
     Some((slot, index_of(slot)?))
 }
 
@@ -75,7 +75,7 @@ pub fn register(entry: &Entry, instance: RawFd, fd: RawFd, event: epoll_event) {
 fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, index: usize, is_watched: bool) {
     let inode = slot.header().inode.load(Ordering::Acquire);
     if !is_watched {
-        if !direct::is_same_quietly(fd, slot) {
+        if !slots::is_same_quietly(fd, slot) {
             return;
         }
         unwatch(index);
@@ -85,7 +85,7 @@ fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, ind
         // The library cannot find the events of this registration, so only the kernel reports them. Let the
         // engine move the bytes in shared memory to the socket pair, because the kernel sees only the
         // pair.
-        return direct::leave_slot(fd, slot);
+        return slots::leave(fd, slot);
     };
     if !is_watched {
         table::watch(index, fd, entry, inode);
@@ -94,7 +94,7 @@ fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, ind
     if events & libc::EPOLLIN as u32 != 0 {
         if instance.others_wait() {
             // The thread that waits may sleep in the kernel, where bytes in shared memory do not wake it.
-            direct::leave_slot(fd, slot);
+            slots::leave(fd, slot);
         } else if !is_watched {
             ask(instance, slot);
         }
@@ -103,7 +103,7 @@ fn watch(entry: &Entry, instance: RawFd, fd: RawFd, events: u32, slot: Slot, ind
 
 /// Looks for these events of the connection in slot `index` from now on.
 #[inline]
-pub fn set_events(instance: &Instance, index: usize, events: u32) {
+fn set_events(instance: &Instance, index: usize, events: u32) {
     set(&instance.readers, 1 << index, events & libc::EPOLLIN as u32 != 0);
     if events & libc::EPOLLIN as u32 == 0 {
         wake_no_more(instance, index);
@@ -125,7 +125,7 @@ pub fn unwatch(index: usize) {
     // If the slot belongs to a later connection by now, its receive ring stays as it is.
     let slot = control::area().and_then(|area| area.slot(index)).filter(|&slot| entry.is_watched_for(slot));
     let Some((fd, instance)) = table::unwatch(index) else { return };
-    slot.iter().for_each(|&slot| direct::leave_slot(fd, slot));
+    slot.iter().for_each(|&slot| slots::leave(fd, slot));
     if let Some(instance) = instance::of(instance) {
         stop_watching(instance, index);
     }
@@ -189,7 +189,7 @@ fn ask(instance: &Instance, slot: Slot) {
     if !instance.waits_alone() || inode == 0 || header.low_water.load(Ordering::Relaxed) != 0 {
         return;
     }
-    direct::ask(slot, inode);
+    slots::ask(slot, inode);
 }
 
 /// Asks for the receive ring of a connection that the calling thread watches for input. Call this when the
@@ -202,7 +202,7 @@ pub fn note_received(fd: RawFd, slot: Slot) {
         && instance.readers.load(Ordering::Relaxed) & 1 << index != 0
         && slot.receive().is_idle()
         && instance.waits_alone()
-        && direct::is_same_quietly(fd, slot)
+        && slots::is_same_quietly(fd, slot)
     {
         ask(instance, slot);
     }
@@ -309,7 +309,7 @@ impl Waiting {
             if found == 0 {
                 continue;
             }
-            if direct::slot(fd) != Some(slot) || !direct::is_same(fd, slot) {
+            if slots::of(fd) != Some(slot) || !slots::is_same(fd, slot) {
                 unwatch(index);
                 continue;
             }
@@ -398,7 +398,7 @@ fn wake_no_more(instance: &Instance, index: usize) {
 /// Returns true if a slot has received bytes or the end of the stream, or if the engine is copying them into the socket
 /// pair. May change errno.
 fn is_readable(fd: RawFd, slot: Slot) -> bool {
-    slot.received().is_some() || slot.receive().is_at_end() || direct::is_moving(fd, slot)
+    slot.received().is_some() || slot.receive().is_at_end() || slots::is_moving(fd, slot)
 }
 
 /// Returns true if a thread may write into the send ring of `slot` now, and at least half of the ring is
@@ -406,5 +406,5 @@ fn is_readable(fd: RawFd, slot: Slot) -> bool {
 fn has_room(slot: Slot) -> bool {
     let header = slot.header();
     let Some(index) = slot.send().next() else { return false };
-    slot.room(index) >= slot.ring() / 2 && header.shut.load(Ordering::Relaxed) == 0 && direct::is_alive(slot)
+    slot.room(index) >= slot.ring() / 2 && header.shut.load(Ordering::Relaxed) == 0 && slots::is_alive(slot)
 }

@@ -1,9 +1,10 @@
 //! Functions that close, duplicate and control descriptors.
 
-use crate::{epoll, parked};
 use crate::descriptor::name_of;
 use crate::direct::kept;
-use crate::{datagram, direct, duplicates, errno, fail, memory, real, set_errno, socket, unconnected};
+use crate::{
+    datagram, direct, duplicates, epoll, errno, fail, memory, parked, real, set_errno, slots, socket, unconnected,
+};
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
 
 /// Linux's ioctl for the number of bytes that TCP has not sent yet.
@@ -37,7 +38,7 @@ hooks! {
         let _using = direct::using(fd);
         let result = real::ioctl(fd, request, argument);
         if kind == libc::FIONBIO {
-            direct::note_flags();
+            slots::note_flags();
         }
         match result {
             -1 if errno() == libc::ENOTTY => socket::ask_internet(fd, request, argument),
@@ -125,7 +126,7 @@ hooks! {
         let result = real::fcntl(fd, command, argument);
         match command {
             libc::F_SETFL => {
-                direct::note_flags();
+                slots::note_flags();
                 result
             }
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicates::note(fd, result),

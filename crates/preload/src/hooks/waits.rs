@@ -1,8 +1,7 @@
 //! Functions that wait for events.
 
-use crate::epoll;
 use crate::socket::relisten;
-use crate::{real, wait};
+use crate::{direct, epoll, real, wait};
 use libc::{
     c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval,
 };
@@ -17,6 +16,10 @@ fn check_room(count: nfds_t, room: size_t) {
 
 hooks! {
     fn epoll_ctl(instance: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        if operation != libc::EPOLL_CTL_DEL {
+            // The connection may have got a slot since it was opened. `epoll` watches it only if the table has the slot.
+            direct::slot(fd);
+        }
         epoll::change(instance, operation, fd, event)
     }
 

@@ -6,7 +6,7 @@ use crate::direct::kept::{self, Found};
 use crate::flags::Flags;
 use crate::{
     control, convert, datagram, direct, epoll, errno, fail, memory, options, parked, polling, real,
-    set_errno, unconnected,
+    set_errno, slots, unconnected,
 };
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SOCKET_LEN, SocketName};
@@ -135,7 +135,7 @@ pub fn accept(
             // The pair may be kept for a connection with other addresses.
             if kept::allow(connection, &accepted, reused) {
                 bound.remote = None;
-            } else if reused && direct::may_have_slot(connection) {
+            } else if reused && slots::may_have(connection) {
                 return Err(libc::ECONNABORTED);
             }
             if reused && (limited || !nonblocking) {
