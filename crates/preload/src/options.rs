@@ -56,12 +56,23 @@ const DATAGRAM_OPTIONS: [NumberOption; 13] = [
 ];
 
 /// The most options that are sent with a request.
-const MOST_OPTIONS: usize = 20;
+const MOST_OPTIONS: usize = STREAM_OPTIONS.len() + 3;
 
 /// Linux's socket option SO_NOFCS, which has no effect on TCP and UDP sockets. The library uses it as a mark:
 /// it sets SO_NOFCS if the program sets an option of a socket that has no port yet. When the program connects
 /// a TCP socket, the library reads the options only if the socket is marked.
 pub const MARK: c_int = 43;
+
+/// Records that the program has chosen the port of `fd`, which it has just bound. `fd` is the program's end of a pair, on which [`MARK`]
+/// has no other meaning.
+pub fn note_chosen_port(fd: RawFd) {
+    real::set_option(fd, libc::SOL_SOCKET, MARK, 1);
+}
+
+/// Returns true if the program has chosen the port of the offloaded socket `fd`.
+pub fn has_chosen_port(fd: RawFd) -> bool {
+    real::option(fd, libc::SOL_SOCKET, MARK) == Some(1)
+}
 
 /// True if the program has set a time limit of any socket. Accepted connections get the time limits of their listener only
 /// then, because asking for them costs two system calls.

@@ -48,6 +48,17 @@ fn connections_with_small_buffers_wait_for_no_timer() {
     }
 }
 
+const PORTS: &str = include_str!("ports.py");
+
+/// The kernel keeps the port of a refused socket, so these calls cannot be compared with it.
+#[test]
+fn a_refused_socket_stays_at_the_port_that_its_program_has_chosen() {
+    let Some(mut lab) = Lab::new("ports", &[("python3", "python3")]) else { return };
+    lab.serve(&["--loopback"]);
+    let said = must(lab.offloaded("python3").args(["-c", PORTS]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+}
+
 #[test]
 fn calls_with_bad_arguments_and_without_connections_return_what_they_return_on_the_kernel() {
     compare("calls", "0s");

@@ -73,34 +73,54 @@ pub fn replace_listener(fd: RawFd, new: RawFd) -> bool {
 /// can then connect it again. Keeps the flags and the options of the old socket. Returns false if this
 /// failed.
 pub fn renew(fd: RawFd, v6: bool) -> bool {
-    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     let before = errno();
-    // SAFETY: has no preconditions.
-    let new = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if new >= 0 {
-        real::set_option(new, libc::SOL_SOCKET, options::MARK, 1);
-        options::keep(fd, new);
-    }
-    let renewed = new >= 0 && replace(fd, new, false, false);
+    let renewed = successor(fd, v6).is_ok_and(|new| replace(fd, new, false, true));
     set_errno(before);
     renewed
 }
 
-/// Replaces an offloaded TCP socket whose connection attempt has failed by a new one, which the program can connect. If the program had
-/// bound the socket, binds the new one to the same address. If another socket has taken the port meanwhile, chooses another port, as
-/// Linux does for a program that let it choose the first one. Fails with an errno.
-pub fn renew_after_failure(fd: RawFd, name: &SocketName) -> Result<(), c_int> {
-    let v6 = name.kind.is_v6();
-    if !renew(fd, v6) {
+/// Creates a TCP socket of the kernel with the options of the offloaded TCP socket `fd`. Fails with an errno.
+fn successor(fd: RawFd, v6: bool) -> Result<RawFd, c_int> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: has no preconditions.
+    let new = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if new < 0 {
         return Err(libc::ENOBUFS);
     }
-    match name.kind.is_bound() {
-        true => match bind_again(fd, v6, name.local) {
-            Err(libc::EADDRINUSE) => bind_again(fd, v6, SocketAddr::new(name.local.ip(), 0)),
+    real::set_option(new, libc::SOL_SOCKET, options::MARK, 1);
+    options::keep(fd, new);
+    options::copy(fd, new);
+    Ok(new)
+}
+
+/// Replaces an offloaded TCP socket whose connection attempt has failed by a new one, which the program can connect. If the program had
+/// bound the socket, binds the new one to the same address. If another socket has taken the port meanwhile, and the program
+/// had let the engine choose it, chooses another port, as Linux does. Fails with an errno, and leaves the socket as it is.
+pub fn renew_after_failure(fd: RawFd, name: &SocketName) -> Result<(), c_int> {
+    let (before, v6) = (errno(), name.kind.is_v6());
+    let new = successor(fd, v6)?;
+    let chosen = options::has_chosen_port(fd);
+    let bound = match name.kind.is_bound() {
+        true => match bind_again(new, v6, name.local) {
+            Err(libc::EADDRINUSE) if !chosen => bind_again(new, v6, SocketAddr::new(name.local.ip(), 0)),
             result => result,
         },
         false => Ok(()),
+    };
+    let outcome = match bound {
+        Ok(()) if chosen => {
+            options::note_chosen_port(new);
+            replace(fd, new, false, true)
+        }
+        Ok(()) => replace(fd, new, false, true),
+        // SAFETY: the descriptor is this function's.
+        Err(_) => unsafe { libc::close(new) == 0 },
+    };
+    if name.kind.is_bound() && bound.is_ok() {
+        unconnected::note_bound(fd);
     }
+    set_errno(before);
+    if outcome { bound } else { Err(libc::ENOBUFS) }
 }
 
 /// Binds a socket of [`renew`] to `local`, the address of the socket that it replaces. Fails with an errno.

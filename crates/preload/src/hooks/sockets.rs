@@ -23,6 +23,9 @@ hooks! {
                 Conversion::Kernel => {}
                 Conversion::Engine => {
                     unconnected::note_bound(fd);
+                    if wanted.port() != 0 {
+                        options::note_chosen_port(fd);
+                    }
                     return 0;
                 }
                 Conversion::Failed(error) => return fail(error),
