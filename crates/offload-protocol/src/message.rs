@@ -15,7 +15,7 @@ pub const LEN: usize = 512;
 pub const MAX_VALUE: usize = 384;
 /// The version of the messages. In every version, it is the first byte of a message. A side that refuses a
 /// message can therefore name the message's version.
-pub const VERSION: u8 = 15;
+pub const VERSION: u8 = 16;
 /// The most requests of one client that the engine processes in one turn. A client sends [`Operation::Open`]
 /// only if it has sent fewer requests since the engine's last reply. So an engine with one thread processes
 /// all these requests before the first request of a client that connects later. This order matters because a

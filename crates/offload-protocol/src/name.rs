@@ -6,13 +6,13 @@
 //! name of its own end even after the engine has died.
 //!
 //! ```text
-//! program's end:  0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | remote address (20)
-//! engine's end:   0 "inlane" 2 'E'  | engine (8) | socket (8) | errno (4) | local address (20)
-//!                 | options (5 each)
-//! of a listener:  0 "inlane" 2 'L'  | engine (8) | socket (8) | backlog (4) | local address (20)
-//!                 | options (5 each)
-//! stand-in:       0 "inlane" 2 kind | engine (8) | socket (8) | local address (20) | backlog (4)
-//!                 | tag (4) | options (5 each)
+//! program's end:  0 "inlane" 3 kind | engine (8) | socket (8) | local address (20) | remote address (20)
+//! engine's end:   0 "inlane" 3 'E'  | engine (8) | socket (8) | errno (4) | local address (20)
+//!                 | options (1 to 5 each)
+//! of a listener:  0 "inlane" 3 'L'  | engine (8) | socket (8) | backlog (4) | local address (20)
+//!                 | options (1 to 5 each)
+//! stand-in:       0 "inlane" 3 kind | engine (8) | socket (8) | local address (20) | backlog (4)
+//!                 | tag (4) | options (1 to 5 each)
 //! ```
 //!
 //! If the library has created the pair, the library itself names the program's end before the engine has
@@ -34,7 +34,7 @@ use std::net::SocketAddr;
 
 /// The first bytes of a socket name: the zero byte of abstract names, the word "inlane", and the version of
 /// the name's layout.
-const PREFIX: [u8; 8] = *b"\0inlane\x02";
+const PREFIX: [u8; 8] = *b"\0inlane\x03";
 /// The kind byte in the name of the engine's end of a socket pair.
 const END: u8 = b'E';
 /// The length of the name of a program's end, in bytes.
@@ -46,17 +46,19 @@ pub const SOCKET_LEN: usize = 9 + 16 + 2 * address::LEN;
 /// The length in bytes of the name of the engine's end of a socket pair, without options. The name consists
 /// of [`PREFIX`] and kind (9), the numbers of engine and socket (16), errno (4), and the local address.
 const END_LEN: usize = 9 + 16 + 4 + address::LEN;
-/// The length of one option in the name of an engine's end, in bytes. An option is its index in
-/// [`KEPT_OPTIONS`] and its value.
-const OPTION_LEN: usize = 5;
+/// The length of the longest name of a UNIX socket, in bytes.
+const MOST: usize = 108;
 /// The kind byte in the name of the engine's end of a listener's socket pair.
 const LISTENER: u8 = b'L';
 /// The length of the name of a stand-in, in bytes, without options.
 const STAND_IN_LEN: usize = 9 + 16 + address::LEN + 4 + 4;
 
-/// Options as level and name. If a connection fails, the name of the engine's end of its socket pair holds
-/// these options. The library sets them again if the program connects the socket again.
-pub const KEPT_OPTIONS: [(i32, i32); 11] = [
+/// Options as level and name, the more important ones first. If a connection fails, the name of the engine's end of its
+/// socket pair holds those that the program has set. The library sets them again if the program connects the socket again.
+///
+/// An option takes 1 to 5 bytes: its index here with the length of its value, and the value unless it is 1. All options but the
+/// last two fit into a name together; those that do not fit are left out.
+pub const KEPT_OPTIONS: [(i32, i32); 24] = [
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
     (libc::SOL_SOCKET, libc::SO_RCVBUF),
@@ -67,7 +69,20 @@ pub const KEPT_OPTIONS: [(i32, i32); 11] = [
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
+    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    (libc::IPPROTO_IP, libc::IP_RECVERR),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
 ];
 
 /// The kind of an offloaded socket when its name was created: its family, and whether it was bound or
@@ -187,23 +202,40 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(array)
 }
 
-/// Appends the kept ones among `options` to `name`, which has `len` bytes. Returns the new length.
-fn add_options(name: &mut [u8], mut len: usize, options: &[NumberOption]) -> usize {
+/// Appends the kept ones among `options` to `name`, which has `len` bytes, as far as they fit. Returns the new length.
+fn add_options(name: &mut [u8; MOST], mut len: usize, options: &[NumberOption]) -> usize {
     for (index, &(level, option)) in KEPT_OPTIONS.iter().enumerate() {
-        if let Some(&(.., value)) = options.iter().find(|kept| (kept.0, kept.1) == (level, option)) {
-            name[len] = index as u8;
-            name[len + 1..len + OPTION_LEN].copy_from_slice(&value.to_le_bytes());
-            len += OPTION_LEN;
+        let Some(&(.., value)) = options.iter().find(|kept| (kept.0, kept.1) == (level, option)) else {
+            continue;
+        };
+        let code = match value {
+            1 => 0,
+            0 | 2..=0xff => 1,
+            0x100..=0xffff => 2,
+            _ => 3,
+        };
+        if let Some([first, bytes @ ..]) = name.get_mut(len..=len + LENGTHS[code]) {
+            *first = (code << 6 | index) as u8;
+            bytes.copy_from_slice(&value.to_le_bytes()[..LENGTHS[code]]);
+            len += 1 + LENGTHS[code];
         }
     }
     len
 }
 
+/// The length in bytes of an option's value, for each code in the upper two bits of the option's first byte.
+const LENGTHS: [usize; 4] = [0, 1, 2, 4];
+
 /// Returns the options that [`add_options`] has appended.
-fn options_of(bytes: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
-    bytes.chunks_exact(OPTION_LEN).filter_map(|bytes| {
-        let &(level, name) = KEPT_OPTIONS.get(usize::from(bytes[0]))?;
-        Some((level, name, i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])))
+fn options_of(mut bytes: &[u8]) -> impl Iterator<Item = NumberOption> + '_ {
+    std::iter::from_fn(move || {
+        let (&first, rest) = bytes.split_first()?;
+        let &(level, name) = KEPT_OPTIONS.get(usize::from(first & 0x3f))?;
+        let (value, rest) = rest.split_at_checked(LENGTHS[usize::from(first >> 6)])?;
+        bytes = rest;
+        let mut number = [0; 4];
+        number[..value.len()].copy_from_slice(value);
+        Some((level, name, if value.is_empty() { 1 } else { i32::from_le_bytes(number) }))
     })
 }
 
@@ -317,7 +349,7 @@ pub struct StandIn {
 impl StandIn {
     /// Returns the address to bind the stand-in to. The name holds only the `options` that [`KEPT_OPTIONS`] lists.
     pub fn to_address(&self, options: &[NumberOption]) -> UnixAddress {
-        let mut name = [0; STAND_IN_LEN + KEPT_OPTIONS.len() * OPTION_LEN];
+        let mut name = [0; MOST];
         name[..8].copy_from_slice(&PREFIX);
         name[8] =
             if self.listener.kind.is_v6() { SocketKind::StandInV6 } else { SocketKind::StandInV4 } as u8;
@@ -396,7 +428,7 @@ impl End {
         local: Option<SocketAddr>,
         options: &[NumberOption],
     ) -> UnixAddress {
-        let mut name = [0; END_LEN + KEPT_OPTIONS.len() * OPTION_LEN];
+        let mut name = [0; MOST];
         name[..8].copy_from_slice(&PREFIX);
         name[8] = if matches!(self, Self::Listening(_)) { LISTENER } else { END };
         name[9..17].copy_from_slice(&engine.to_le_bytes());
@@ -477,8 +509,9 @@ mod tests {
     #[test]
     fn the_kernel_keeps_names_beyond_the_life_of_the_engines_end() {
         let engine = std::process::id() as u64;
+        let values = [0, 1, -1, 255, 256, 65_535, 65_536, i32::MIN, i32::MAX];
         let options: Vec<_> =
-            (i32::MAX - 20..).zip(KEPT_OPTIONS).map(|(value, (l, n))| (l, n, value)).collect();
+            values.into_iter().zip(KEPT_OPTIONS).map(|(value, (l, n))| (l, n, value)).collect();
         for (socket, end) in [(1, End::Finished), (2, End::Failed(libc::ETIMEDOUT)), (3, End::Unnamed)] {
             let (program, other) = UnixStream::pair().unwrap();
             let name = SocketName {
@@ -509,6 +542,25 @@ mod tests {
         }
     }
 
+    /// Returns a value of an option that takes as many bytes as any that a program can set.
+    fn longest(level: i32, name: i32) -> i32 {
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => i32::MAX,
+            (
+                libc::IPPROTO_TCP,
+                libc::TCP_USER_TIMEOUT | libc::TCP_NOTSENT_LOWAT | libc::TCP_WINDOW_CLAMP,
+            ) => i32::MAX,
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => -1,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG) => 32_767,
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => 30_007,
+            (libc::SOL_SOCKET, _)
+            | (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK)
+            | (libc::IPPROTO_IP, libc::IP_RECVERR)
+            | (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY | libc::IPV6_RECVERR) => 1,
+            _ => 255,
+        }
+    }
+
     #[test]
     fn listeners_keep_their_backlog_and_options_in_names() {
         let engine = std::process::id() as u64;
@@ -525,10 +577,11 @@ mod tests {
         let end = End::Listening(-5).to_address(engine, 11, Some(listener.local), &options);
         bind(other.as_raw_fd(), &end);
         drop(other);
-        let all: Vec<_> = KEPT_OPTIONS.iter().map(|&(level, name)| (level, name, -7)).collect();
+        let all = KEPT_OPTIONS.map(|(level, name)| (level, name, longest(level, name)));
         let name = StandIn { listener, backlog: 128, tag: u32::MAX };
-        assert_eq!(StandIn::bytes(&name.to_address(&all)).unwrap().len(), 108);
-        assert_eq!(options_of(&name.to_address(&all).name()[STAND_IN_LEN..]).collect::<Vec<_>>(), all);
+        let bytes = name.to_address(&all);
+        let found: Vec<_> = options_of(&bytes.name()[STAND_IN_LEN..]).collect();
+        assert_eq!(found, all[..all.len() - 2], "all but the last two always fit");
         // SAFETY: has no preconditions. The descriptor is new.
         let stand_in = unsafe {
             let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
@@ -557,7 +610,7 @@ mod tests {
         assert_eq!(SocketName::of(listener.as_raw_fd(), ASKING), None);
         let port = listener.local_addr().unwrap().port();
         assert_eq!(Local::of(listener.as_raw_fd(), ASKING), Local::Kernel { v6: false, port });
-        for name in [&b"\0inlane\x02s"[..], &[0; 108], b"", b"\0inlane\x02Exxxxxxxxxxxxxxxxxx"] {
+        for name in [&b"\0inlane\x03s"[..], &[0; 108], b"", b"\0inlane\x03Exxxxxxxxxxxxxxxxxx"] {
             let address = UnixAddress::of(name);
             assert_eq!(SocketName::from_address(&address), None);
             assert_eq!(End::from_address(&address), End::Unnamed);

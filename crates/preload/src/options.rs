@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The options that the engine must know when it creates a socket: level, name, and default value of a kernel
 /// socket. An option is sent to the engine only if its value differs from the default.
-const STREAM_OPTIONS: [NumberOption; 16] = [
+const STREAM_OPTIONS: [NumberOption; 24] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
@@ -21,15 +21,20 @@ const STREAM_OPTIONS: [NumberOption; 16] = [
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
     (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 536),
     (libc::IPPROTO_TCP, libc::TCP_LINGER2, 60),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT, 6),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 0),
     (libc::IPPROTO_IP, libc::IP_TOS, 0),
     (libc::IPPROTO_IP, libc::IP_TTL, 64),
+    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_WANT),
+    (libc::IPPROTO_IP, libc::IP_RECVERR, 0),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0),
     (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 64),
+    (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 0),
 ];
-
-/// The option that the engine must also know when the program binds a TCP socket.
-const DEFER_ACCEPT: NumberOption = (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);
 
 /// Linux's socket option SO_BUF_LOCK. Bit 0 of its value is set if the program has set SO_SNDBUF, and bit 1
 /// if it has set SO_RCVBUF. Linux before 5.14 does not have this option. Without it, the engine does not get
@@ -114,8 +119,7 @@ pub fn add(message: &mut Message, fd: RawFd) {
     let options = if message.datagrams { &DATAGRAM_OPTIONS[..] } else { &STREAM_OPTIONS[..] };
     let mut found = [(0, 0, 0); MOST_OPTIONS];
     let mut count = 0;
-    let listens = !message.datagrams && message.operation == Operation::Bind;
-    for &(level, name, usual) in options.iter().chain(listens.then_some(&DEFER_ACCEPT)) {
+    for &(level, name, usual) in options {
         if level == libc::IPPROTO_IPV6 && !message.v6 {
             continue;
         }
@@ -215,7 +219,11 @@ pub fn usual(level: c_int, name: c_int) -> Option<c_int> {
 /// Copies from `fd` to `new` the socket options that the kernel can also store in a UNIX socket.
 pub fn copy(fd: RawFd, new: RawFd) {
     copy_timeouts(fd, new);
-    copy_values(fd, new, [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR]);
+    copy_values(
+        fd,
+        new,
+        [libc::SO_KEEPALIVE, libc::SO_LINGER, libc::SO_REUSEADDR, libc::SO_OOBINLINE, libc::SO_RCVLOWAT],
+    );
 }
 
 /// Copies the time limits of receives and sends from `fd` to `new`.

@@ -287,13 +287,27 @@ def states():
     free.close()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 77, 0))
-    for name, value in ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 70), (socket.TCP_USER_TIMEOUT, 9000)):
-        client.setsockopt(socket.IPPROTO_TCP, name, value)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 30000)
+    for level, name, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 70),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000),
+        (socket.IPPROTO_TCP, socket.TCP_LINGER2, 7),
+        (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_SYNCNT, 4),
+        (socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 4096),
+        (socket.IPPROTO_IP, socket.IP_TOS, 16),
+        (socket.IPPROTO_IP, socket.IP_TTL, 33),
+        (socket.IPPROTO_IP, IP_MTU_DISCOVER, 0),
+        (socket.SOL_SOCKET, socket.SO_RCVBUF, 30000),
+        (socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2),
+        (socket.SOL_SOCKET, socket.SO_OOBINLINE, 1),
+    ):
+        client.setsockopt(level, name, value)
     show("refused", lambda: client.connect(nobody))
     show_options("refused", client)
     show("refused again", lambda: client.connect(nobody))
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 9)
     show_options("refused again", client)
     show("then connected", lambda: client.connect(bound.getsockname()))
     show("then its time limit", lambda: client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)[:8])
@@ -313,10 +327,19 @@ def states():
     show("connected again", lambda: server.recv(10))
 
 
+TCP_NOTSENT_LOWAT, IP_MTU_DISCOVER = 25, 10
+
+
 def show_options(what, sock):
-    names = (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-    show(f"{what} options", lambda: [sock.getsockopt(socket.IPPROTO_TCP, name) for name in names])
-    show(f"{what} buffer", lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+    tcp = (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    tcp += (socket.TCP_LINGER2, socket.TCP_DEFER_ACCEPT, socket.TCP_SYNCNT, TCP_NOTSENT_LOWAT)
+    for level, names in (
+        (socket.IPPROTO_TCP, tcp),
+        (socket.IPPROTO_IP, (socket.IP_TOS, socket.IP_TTL, IP_MTU_DISCOVER)),
+        (socket.SOL_SOCKET, (socket.SO_RCVBUF, socket.SO_RCVLOWAT, socket.SO_OOBINLINE)),
+    ):
+        for name in names:
+            show(f"{what} option {level}, {name}", lambda: sock.getsockopt(level, name))
 
 
 def datagrams():

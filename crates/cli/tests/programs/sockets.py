@@ -215,7 +215,7 @@ def opens_many():
     server = socket.create_server(("127.0.0.1", 0), backlog=64)
     # The kind, the numbers of engine and socket, no local port, and the address of the server.
     port = server.getsockname()[1].to_bytes(2, "big").replace(b"\0", b"@")
-    names = re.compile(rb"inlane\x02s.{16}\x04@{19}\x04@" + re.escape(port) + rb"\x7f@@\x01", re.DOTALL)
+    names = re.compile(rb"inlane\x03s.{16}\x04@{19}\x04@" + re.escape(port) + rb"\x7f@@\x01", re.DOTALL)
     found = 0
     for count in range(24):
         inheritable = count % 3 == 0
