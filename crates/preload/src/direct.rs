@@ -61,9 +61,6 @@ pub fn closing(fd: RawFd) -> Option<Closing> {
     if entry.sight.load(Ordering::Relaxed) != UNKNOWN {
         entry.sight.store(UNKNOWN, Ordering::Relaxed);
     }
-    if entry.slot.load(Ordering::Relaxed).is_null() {
-        return None;
-    }
     entry.note_change();
     Some(Closing(entry))
 }

@@ -111,14 +111,15 @@ pub fn may_have(fd: RawFd) -> bool {
     entry(fd).is_some()
 }
 
-/// Returns the number of calls that may have closed or replaced the descriptor.
-#[inline]
-pub fn changes(fd: RawFd) -> u32 {
-    entry(fd).map_or(0, |entry| entry.changes.load(Ordering::SeqCst))
-}
-
 /// The number of calls that may have closed a range of descriptors.
 pub static CLOSED_RANGES: AtomicU32 = AtomicU32::new(0);
+
+/// Returns a number that changes with each call that may close or replace the descriptor, before and after the call.
+#[inline]
+pub fn closes(fd: RawFd) -> u64 {
+    let changes = entry(fd).map_or(0, |entry| entry.changes.load(Ordering::SeqCst));
+    u64::from(CLOSED_RANGES.load(Ordering::SeqCst)) << 32 | u64::from(changes)
+}
 
 /// The number of calls that may have made descriptors blocking or non-blocking.
 static FLAG_CHANGES: AtomicU32 = AtomicU32::new(0);

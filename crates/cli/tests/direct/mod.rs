@@ -14,6 +14,7 @@ const ITSELF: &str = include_str!("itself.py");
 const PYTHON: &str = "/usr/bin/python3";
 const CANCEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/cancel.c");
 const PROCESSES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/processes.c");
+const WHOLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/whole.c");
 const REGISTRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/registrations.c");
 
 fn start(test: &str) -> Option<Lab> {
@@ -352,4 +353,25 @@ fn cancelled_threads_end_in_every_wait_and_bad_pointers_are_errors() {
     let _server = serve(&lab, "5000");
     let said = must(lab.offloaded(&program).args(["127.0.0.1", "5000"]));
     assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+}
+
+/// The rings are shorter than most messages.
+#[test]
+fn receives_of_whole_messages_go_through_rings_and_end_as_on_the_kernel() {
+    let Some(mut lab) = Lab::new("direct-whole", &[("cc", "gcc")]) else { return };
+    lab.serve(&["--loopback", "--spin", "300us", "--buffer", "64K"]);
+    let program = compile(&lab, WHOLE, "whole");
+    let arguments = |port: u32| ["127.0.0.1".to_owned(), port.to_string(), "100".to_owned()];
+    let said = must(lab.on_kernel(&program).args(arguments(5000)));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+    let start = Instant::now();
+    for port in 5000.. {
+        let said = must(lab.offloaded(&program).args(arguments(port)));
+        assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+        // On a busy machine, the engine and the program often sleep.
+        if lab.count("ring_bytes") > 1_000_000 {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no receive ring is used: {}", lab.status());
+    }
 }

@@ -4,7 +4,7 @@ use super::leave;
 use super::post::Receive;
 use super::{are_possible, buffers, slot};
 use crate::signals::BlockedSignals;
-use crate::slots::{Entry, ask, await_move, blocks, entry, is_same, is_same_quietly, stop};
+use crate::slots::{ask, await_move, blocks, entry, is_same, is_same_quietly, stop};
 use crate::time::now_ns;
 use crate::{errno, fail, polling, real, set_errno};
 use inlane_offload_protocol::address::is_possible;
@@ -58,7 +58,7 @@ pub unsafe fn receive_available(
 /// Implements [`receive_available`] for a caller that has already found the socket's slot. `is_same` must
 /// return true if the slot still belongs to the socket `fd`.
 #[inline]
-unsafe fn take_available(
+pub(super) unsafe fn take_available(
     fd: RawFd,
     slot: Slot,
     parts: *const iovec,
@@ -110,22 +110,7 @@ unsafe fn take_available(
 #[inline]
 pub unsafe fn receive(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
     let slot = slot(fd)?;
-    // SAFETY: the caller promises `len` writable bytes at `buffer`.
-    unsafe { receive_from(fd, entry(fd)?, slot, buffer, len, false) }
-}
-
-/// Implements [`receive`]. If `whole` is true, returns less than `len` bytes only if no further ones arrive soon.
-///
-/// # Safety
-/// As for [`receive`].
-pub(super) unsafe fn receive_from(
-    fd: RawFd,
-    entry: &Entry,
-    slot: Slot,
-    buffer: *mut c_void,
-    len: usize,
-    whole: bool,
-) -> Option<ssize_t> {
+    let entry = entry(fd)?;
     let part = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the program's arguments.
     let take = || unsafe { receive_available(fd, &part, 1, true) };
@@ -179,7 +164,7 @@ pub(super) unsafe fn receive_from(
     let start = now_ns();
     let (mut looked, mut now) = (start, start);
     let waited = match buffers::are_used() {
-        true => Receive { fd, entry, slot, buffer, len, whole }.wait(start + wait_ns, is_unchanged),
+        true => Receive { fd, entry, slot, buffer, len, whole: false }.wait(start + wait_ns, is_unchanged),
         false => None,
     };
     if waited.is_some() {

@@ -9,7 +9,7 @@
 
 use super::{are_possible, sending, slot};
 use crate::descriptor::{identity, is_hung_up};
-use crate::slots::{Entry, changes, entry, is_recent, is_same};
+use crate::slots::{Entry, closes, entry, is_recent, is_same};
 use crate::time::now_ns;
 use crate::{descriptor, errno, fail, real, set_errno, signals};
 use inlane_offload_protocol::slots::Slot;
@@ -62,7 +62,7 @@ pub unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> Option<ssize_t> 
         slot,
         entry: entry(fd)?,
         inode: slot.header().inode.load(Ordering::Acquire),
-        changes: changes(fd),
+        closes: closes(fd),
         flags,
         rest: Rest { parts, skipped: 0, len },
         total: len,
@@ -126,7 +126,7 @@ struct Send<'a> {
     /// to another connection.
     inode: u64,
     /// The number of closes of the descriptor at the start. The next connection may have the same socket.
-    changes: u32,
+    closes: u64,
     flags: c_int,
     rest: Rest<'a>,
     total: usize,
@@ -170,8 +170,8 @@ impl Send<'_> {
     unsafe fn write(&mut self) -> (usize, bool) {
         let stays = self.sent() > 0 || self.total > CHUNK;
         let Some(claim) = self.slot.send().claim() else { return (0, stays) };
-        let same = self.slot.header().inode.load(Ordering::Acquire) == self.inode
-            && self.entry.changes.load(Ordering::SeqCst) == self.changes;
+        let same =
+            self.slot.header().inode.load(Ordering::Acquire) == self.inode && closes(self.fd) == self.closes;
         let most = self.slot.room(claim.index).min(self.rest.len).min(CHUNK);
         // Ring first, because the engine then finds the bytes before it falls asleep.
         let alive_ns = self.slot.ring_doorbell();
@@ -290,9 +290,7 @@ impl Send<'_> {
         while let Some(part) = self.rest.first() {
             let _sending = sending(self.fd);
             // A kept pair has the same inode for its next connection.
-            if self.entry.changes.load(Ordering::SeqCst) != self.changes
-                || identity(self.fd) != Some((self.inode, device))
-            {
+            if closes(self.fd) != self.closes || identity(self.fd) != Some((self.inode, device)) {
                 break;
             }
             // SAFETY: the kernel checks the program's buffer.

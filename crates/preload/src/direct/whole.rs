@@ -1,77 +1,223 @@
-//! Receives with MSG_WAITALL into a buffer of [`buffers`].
+//! Receives with MSG_WAITALL.
 
-use super::post::WHOLE_NS;
-use super::receive::receive_from;
-use super::{buffers, leave, slot, using_for};
+use super::post::{Receive, WHOLE_NS};
+use super::receive::{LOOK_NS, take_available};
+use super::{buffers, slot, using};
+use crate::descriptor::{self, is_polled_readable};
 use crate::signals::BlockedSignals;
-use crate::slots::entry;
+use crate::slots::{Entry, ask, blocks, closes, entry, is_same, leave};
 use crate::time::now_ns;
-use crate::{descriptor, errno, fail, real, set_errno};
-use libc::{c_void, ssize_t};
+use crate::{errno, fail, polling, real, set_errno};
+use inlane_offload_protocol::slots::Slot;
+use libc::{c_void, iovec, ssize_t};
 use std::os::fd::RawFd;
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
 /// Implements recv(2) with MSG_WAITALL: receives through shared memory as long as bytes arrive, and the rest through the kernel.
 /// Returns `None` if the caller must receive all bytes through the kernel.
 ///
-/// Signals are blocked meanwhile, because one that arrives between two parts must end the call.
+/// Signals are blocked while the call polls, because one that arrives between two parts must end it.
 ///
 /// # Safety
 /// `buffer` points to `len` writable bytes.
 pub unsafe fn receive_whole(fd: RawFd, buffer: *mut c_void, len: usize) -> Option<ssize_t> {
-    if len == 0 || !buffers::are_used() {
-        return None;
-    }
     let (slot, entry) = (slot(fd)?, entry(fd)?);
-    buffers::offset_of(buffer, len, slot)?;
     let before = errno();
-    // The limit of SO_RCVTIMEO is that of the whole call.
-    let limited = descriptor::receive_limit(fd).is_some();
-    set_errno(before);
-    if limited {
+    let inode = slot.header().inode.load(Ordering::Acquire);
+    // Before the number of closes is read, so that whoever closes the descriptor later knows of this use.
+    let _using = using(fd);
+    let closes = closes(fd);
+    if len == 0 || inode == 0 || !is_same(fd, slot) {
+        set_errno(before);
         return None;
     }
-    // Another thread may close the descriptor between two parts. Its number may then be that of another connection.
-    let changes = entry.changes.load(Ordering::SeqCst);
-    let is_same = || entry.changes.load(Ordering::SeqCst) == changes;
-    let (mut signals, mut blocked_at) = (BlockedSignals::new(), now_ns());
-    let mut total = 0;
-    let mut ended = false;
-    while total < len && !ended && is_same() {
-        // SAFETY: the rest of the program's buffer.
-        let part = unsafe { receive_from(fd, entry, slot, buffer.byte_add(total), len - total, true) };
-        match part {
-            Some(bytes) if bytes > 0 => total += bytes as usize,
-            Some(bytes) if total == 0 => {
-                let failure = errno();
-                signals.release(false);
-                set_errno(failure);
-                return Some(bytes);
-            }
-            // The next receive finds the same end or error.
-            Some(_) => break,
-            None => ended = true,
+    let mut whole = Whole { fd, entry, slot, inode, closes, buffer, len, total: 0, own: None };
+    // SAFETY: the program's arguments.
+    let end = unsafe { whole.receive() };
+    set_errno(before);
+    match end {
+        End::Kernel if whole.total == 0 => None,
+        End::Kernel => {
+            // SAFETY: the program's arguments.
+            unsafe { whole.receive_rest() };
+            set_errno(before);
+            Some(whole.total as ssize_t)
         }
-        if now_ns() >= blocked_at + WHOLE_NS {
-            if signals.release(true) {
-                set_errno(before);
-                return Some(if total > 0 { total as ssize_t } else { fail(libc::EINTR) });
-            }
-            (signals, blocked_at) = (BlockedSignals::new(), now_ns());
+        End::Failed(error) if whole.total == 0 => Some(fail(error)),
+        End::Complete | End::Failed(_) => Some(whole.total as ssize_t),
+    }
+}
+
+/// How the receive through shared memory ends.
+enum End {
+    /// The buffer is full, or there will be no more bytes.
+    Complete,
+    /// No bytes arrive any more. The rest comes through the kernel.
+    Kernel,
+    /// The call fails with this error if it has no bytes.
+    Failed(i32),
+}
+
+struct Whole {
+    fd: RawFd,
+    entry: &'static Entry,
+    slot: Slot,
+    inode: u64,
+    /// The result of [`closes`] at the beginning.
+    closes: u64,
+    buffer: *mut c_void,
+    len: usize,
+    /// The number of received bytes.
+    total: usize,
+    /// A duplicate of the descriptor: another thread may close the program's between two parts, and its number may then be that of
+    /// another file.
+    own: Option<RawFd>,
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        if let Some(own) = self.own {
+            // SAFETY: nothing else knows this descriptor.
+            unsafe { real::close(own) };
         }
     }
-    let interrupts = signals.release(total < len);
-    set_errno(before);
-    if total < len && ended && !interrupts && is_same() {
-        if total == 0 {
+}
+
+impl Whole {
+    /// Returns true if the descriptor was not closed since the beginning, and the slot belongs to the same socket.
+    fn is_unchanged(&self) -> bool {
+        self.slot.header().inode.load(Ordering::Acquire) == self.inode && closes(self.fd) == self.closes
+    }
+
+    fn rest(&self) -> (*mut c_void, usize) {
+        (self.buffer.wrapping_byte_add(self.total), self.len - self.total)
+    }
+
+    /// Takes bytes that are in shared memory, as [`take_available`].
+    unsafe fn take(&self) -> Option<ssize_t> {
+        let (iov_base, iov_len) = self.rest();
+        let part = iovec { iov_base, iov_len };
+        // SAFETY: the rest of the program's buffer.
+        unsafe { take_available(self.fd, self.slot, &part, 1, true, || self.is_unchanged()) }
+    }
+
+    /// Returns a descriptor of the socket that stays open until the end of the call: a duplicate, or the program's own if there are too many
+    /// open files. Returns `None` if the program has closed its own.
+    fn own(&mut self) -> Option<RawFd> {
+        if self.own.is_none() {
+            // SAFETY: fcntl has no preconditions here.
+            let own = unsafe { real::fcntl(self.fd, libc::F_DUPFD_CLOEXEC, null_mut()) };
+            self.own = (own >= 0).then_some(own);
+        }
+        self.is_unchanged().then(|| self.own.unwrap_or(self.fd))
+    }
+
+    /// Receives until the buffer is full or no bytes arrive for some time. May change errno.
+    unsafe fn receive(&mut self) -> End {
+        // SAFETY: the program's arguments.
+        match unsafe { self.take() } {
+            Some(bytes) if bytes as usize == self.len => {
+                self.total = self.len;
+                return End::Complete;
+            }
+            Some(0) => return End::Complete,
+            Some(bytes) => self.total = bytes as usize,
+            None => {}
+        }
+        if !blocks(self.fd, self.entry, self.slot) {
+            return if self.total > 0 { End::Complete } else { End::Kernel };
+        }
+        let waits = polling::time_ns() > 0
+            && self.slot.header().low_water.load(Ordering::Relaxed) == 0
+            && !self.entry.patience.skips()
+            // The limit is that of the whole call.
+            && descriptor::receive_limit(self.fd).is_none();
+        // SAFETY: the program's arguments.
+        if waits { unsafe { self.poll() } } else { End::Kernel }
+    }
+
+    unsafe fn poll(&mut self) -> End {
+        let (mut signals, mut blocked_at) = (BlockedSignals::new(), now_ns());
+        let (mut last, mut looked) = (blocked_at, blocked_at);
+        let end = loop {
+            // SAFETY: the program's arguments.
+            let part = unsafe { self.take().or_else(|| self.post()) };
+            let now = now_ns();
+            match part {
+                Some(0) => break End::Complete,
+                Some(bytes) => (self.total, last) = (self.total + bytes as usize, now),
+                None => {}
+            }
+            if self.total == self.len {
+                break End::Complete;
+            }
+            if now >= blocked_at + WHOLE_NS {
+                if signals.release(true) {
+                    return End::Failed(libc::EINTR);
+                }
+                (signals, blocked_at) = (BlockedSignals::new(), now);
+            }
+            if part.is_some() {
+                continue;
+            }
+            if now >= looked + LOOK_NS {
+                looked = now;
+                if is_polled_readable(self.fd) {
+                    // SAFETY: the program's arguments.
+                    match unsafe { self.receive_from_pair() } {
+                        Ok(0) => break End::Complete,
+                        Ok(bytes) => (self.total, last) = (self.total + bytes, now),
+                        Err(libc::EAGAIN) => {}
+                        Err(error) => break End::Failed(error),
+                    }
+                }
+                // Yield, because the thread that sends the bytes may be waiting for this processor.
+                // SAFETY: has no preconditions.
+                unsafe { libc::sched_yield() };
+            }
+            let waits = now < last + polling::time_ns() && self.is_unchanged();
+            if !waits || self.slot.receive().is_idle() && !ask(self.slot, self.inode) {
+                break End::Kernel;
+            }
+            std::hint::spin_loop();
+        };
+        self.entry.patience.note(!matches!(end, End::Kernel));
+        match signals.release(matches!(end, End::Kernel)) {
+            true => End::Failed(libc::EINTR),
+            false => end,
+        }
+    }
+
+    /// Posts the rest of the buffer for some time. Returns the number of bytes that were placed there.
+    unsafe fn post(&self) -> Option<ssize_t> {
+        if !buffers::are_used() {
             return None;
         }
-        leave(fd);
-        let (rest, left) = (buffer.wrapping_byte_add(total), len - total);
-        // SAFETY: the rest of the program's buffer.
-        let more = using_for(fd, || unsafe { real::recv(fd, rest, left, libc::MSG_WAITALL) });
-        total += more.max(0) as usize;
-        set_errno(before);
+        let Self { fd, entry, slot, .. } = *self;
+        let (buffer, len) = self.rest();
+        let receive = Receive { fd, entry, slot, buffer, len, whole: true };
+        let (placed, signals) = receive.wait(now_ns() + polling::time_ns(), || self.is_unchanged())?;
+        signals.release(false);
+        (placed > 0).then_some(placed as ssize_t)
     }
-    Some(if total > 0 { total as ssize_t } else { fail(libc::EINTR) })
+
+    /// Receives bytes that are in the socket pair. Returns their number, 0 at the end of the stream, or the error.
+    unsafe fn receive_from_pair(&mut self) -> Result<usize, i32> {
+        let Some(own) = self.own() else { return Err(libc::EAGAIN) };
+        let (rest, len) = self.rest();
+        // SAFETY: the rest of the program's buffer.
+        let received = unsafe { real::recv(own, rest, len, libc::MSG_DONTWAIT) };
+        usize::try_from(received).map_err(|_| errno())
+    }
+
+    /// Receives the rest through the kernel. May change errno.
+    unsafe fn receive_rest(&mut self) {
+        let Some(own) = self.own() else { return };
+        leave(self.fd, self.slot);
+        let (rest, len) = self.rest();
+        // SAFETY: the rest of the program's buffer.
+        let more = unsafe { real::recv(own, rest, len, libc::MSG_WAITALL) };
+        self.total += more.max(0) as usize;
+    }
 }
