@@ -59,8 +59,7 @@ impl Connection {
         let scale = if header.has(SYN) { 0 } else { self.snd.scale };
         let announced = (header.window as u32) << scale;
         if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
-            self.snd.window = announced;
-            self.snd.max_window = self.snd.max_window.max(self.snd.window);
+            self.snd.set_window(announced);
             (self.snd.wl1, self.snd.wl2) = (seq, ack);
         }
         if self.snd.window > 0 {

@@ -47,8 +47,7 @@ impl Connection {
         }
         let config = self.config.clone();
         self.set_peer(now, sequence::initial(header.sequence), &header.options, &config);
-        self.snd.window = header.window as u32; // never scaled in a SYN
-        self.snd.max_window = self.snd.window.max(1);
+        self.snd.set_window(header.window as u32); // never scaled in a SYN
         self.snd.wl1 = self.rcv.next - 1;
         self.rcv.advertised = self.rcv.next + self.rcv.capacity.min(u16::MAX as u32) as u64;
         self.timers.last_received = now;

@@ -107,8 +107,7 @@ impl Connection {
         }
         let first = connection.snd.start;
         (connection.snd.una, connection.snd.next) = (first, first);
-        connection.snd.window = (handshake.window as u32) << connection.snd.scale;
-        connection.snd.max_window = connection.snd.window.max(1);
+        connection.snd.set_window((handshake.window as u32) << connection.snd.scale);
         (connection.snd.wl1, connection.snd.wl2) = (connection.rcv.next, first);
         connection.rcv.advertised = connection.rcv.next + connection.rcv.capacity.min(u16::MAX as u32) as u64;
         connection.on_established(now, handshake.rtt, handshake.syn_retransmissions);
@@ -129,6 +128,7 @@ impl Connection {
                 wl1: 0,
                 wl2: 0,
                 max_window: 1,
+                promised: iss,
                 capacity: config.send_capacity,
                 mss: DEFAULT_MSS.min(config.mss),
                 max_mss: config.mss,

@@ -67,16 +67,14 @@ impl Connection {
     }
 
     /// Returns the sequence number for a segment without data. This is SND.NXT, or the end of the peer's
-    /// window if SND.NXT is well beyond it, as after a window probe. Peers drop segments that begin beyond their
+    /// window if SND.NXT is beyond it, as after a window probe. Peers drop segments that begin beyond their
     /// window.
     fn acceptable_sequence(&self) -> Sequence {
-        let edge = self.snd.edge().max(self.snd.una);
-        // A scaled window is announced rounded down, so its end can move back by less than a unit. The peer still accepts
-        // SND.NXT then, but drops an older number if it has acknowledged the bytes behind it.
-        if self.flags.carried || self.snd.next < edge + (1 << self.snd.scale) {
+        if self.flags.carried {
             return self.snd.next;
         }
-        edge
+        // The peer drops an older number if it has acknowledged the bytes behind it.
+        self.snd.next.min(self.snd.promised.max(self.snd.una))
     }
 
     fn transmit_reset(&mut self) -> Option<Transmit> {

@@ -23,6 +23,8 @@ pub(super) struct Sender {
     pub(super) wl2: Sequence,
     /// The largest window that the peer has announced, in bytes.
     pub(super) max_window: u32,
+    /// The right edge of the peer's window, before it was rounded down. Numbers up to it are within the window.
+    pub(super) promised: Sequence,
     /// The most bytes that the application keeps in the send ring.
     pub(super) capacity: u32,
     /// The greatest payload of a segment without options, in bytes. It is less than `max_mss` if the path
@@ -40,6 +42,17 @@ pub(super) struct Sender {
 }
 
 impl Sender {
+    /// Sets the peer's window.
+    #[inline]
+    pub(super) fn set_window(&mut self, window: u32) {
+        self.window = window;
+        self.max_window = self.max_window.max(window);
+        let edge = self.edge();
+        // A scaled window is announced rounded down, so its edge can move back by less than a unit (RFC 7323, section 2.4).
+        let rounded = self.promised < edge + (1 << self.scale);
+        self.promised = if rounded { edge.max(self.promised) } else { edge };
+    }
+
     /// Returns the right edge of the peer's window.
     #[inline]
     pub(super) fn edge(&self) -> Sequence {

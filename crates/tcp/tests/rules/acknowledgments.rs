@@ -229,3 +229,19 @@ fn an_old_segment_acknowledges_data_if_it_is_at_most_a_window_old() {
         assert_eq!(script.connection.counters().unacceptable, 1);
     }
 }
+
+/// A window probe is one byte beyond the peer's window.
+#[test]
+fn rfc9293_an_acknowledgment_after_a_window_probe_begins_within_the_window() {
+    let mut script = Script::open(&config(), Options { window_scale: Some(7), ..plain() });
+    script.connection.set_written(2000).unwrap();
+    script.sent();
+    script.receive(ack(2000).window(0));
+    script.connection.set_written(3000).unwrap();
+    script.silent();
+    script.next_timer();
+    assert_eq!(script.ranges(), [(2000, 2001)]);
+    script.receive(data(0, 1460).window(0));
+    script.receive(data(1460, 1460).window(0));
+    assert_eq!(script.acknowledges(2920).sequence, ISS + 1 + 2000);
+}
