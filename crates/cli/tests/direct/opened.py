@@ -296,6 +296,31 @@ def refused(network):
     assert network.reused > before, "no refused connection had a kept pair"
 
 
+def idle(network):
+    """Idle connections over kept pairs leave their slots to others, and work as before afterwards."""
+    for number, (client, fd) in enumerate([network.connection() for _ in range(30)]):
+        network.exchange(client, fd, number)
+        network.end(client, fd, "client")
+    before = network.reused
+    waiting = [network.connection() for _ in range(30)]
+    assert network.reused >= before + 20, f"only {network.reused - before} connections have got a kept pair"
+    for number, (client, fd) in enumerate(waiting):
+        network.exchange(client, fd, number)
+    time.sleep(1.2)
+    busy = [network.connection() for _ in range(30)]
+    for number in range(40):
+        for client, fd in busy:
+            network.exchange(client, fd, number)
+    for number, (client, fd) in enumerate(waiting):
+        if number % 3 == 0:
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 16384
+        elif number % 3 == 1:
+            assert client.connect_ex(network.address) == 0 and client.connect_ex(network.address) == errno.EISCONN
+        network.exchange(client, fd, number)
+    for client, fd in waiting + busy:
+        network.end(client, fd, random.choice(("client", "server")))
+
+
 def others(network):
     """Bound sockets, those with options, blocking ones, and those to another address get pairs of their own."""
     until(network, 5, simple)
@@ -411,6 +436,7 @@ def main():
         simple(network, number, ("client", "server")[number % 2])
     after = len(os.listdir("/proc/self/fd"))
     assert after <= before + 64, (before, after)
+    idle(network)
     full = Network(backlog=1)
     until(full, 12, waiting)
     refused(network)

@@ -235,8 +235,9 @@ impl Engine {
     fn evict(&mut self, now: u64, area: &Arc<SharedArea>) {
         let unused = |(key, socket): (Key, &Socket)| {
             let Pair::Stream(pair) = &socket.attachment.pair else { return None };
-            // The record of a connection over a kept pair names the slot. A program that opens one learns by the slot that it is established.
-            let fixed = pair.opened_over_kept || pair.reused.is_some() && pair.unaccepted;
+            // The record of a connection over a kept pair names the slot. A program that opens one learns by the slot that it is
+            // established.
+            let fixed = pair.filled.is_some() || pair.reused.is_some() && pair.unaccepted;
             let direct = pair.direct.as_ref().filter(|_| !fixed)?;
             let movable = socket.stream().is_some_and(|stream| !stream.is_reassembling());
             (Arc::ptr_eq(direct.location().0, area) && direct.is_unused(now, UNUSED_NS) && movable)

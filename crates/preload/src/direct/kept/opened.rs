@@ -11,6 +11,7 @@ use crate::{control, descriptor, errno, parked, real, set_errno};
 use inlane_offload_protocol::address;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
+use inlane_offload_protocol::name::End;
 use inlane_offload_protocol::slots::Slot;
 use libc::c_int;
 use std::net::SocketAddr;
@@ -202,13 +203,27 @@ fn is_established(fd: RawFd) -> bool {
         return true;
     }
     let before = errno();
-    let slot = descriptor::identity(fd).and_then(|(inode, _)| control::area()?.find(inode));
+    let established = descriptor::identity(fd).is_some_and(|(inode, _)| match find(inode) {
+        Some(slot) => !slot.life().is_connecting(),
+        // The engine takes the slot only from an idle connection that is established.
+        None => !is_requested(inode) && !matches!(End::of(fd, real::ASKING), End::Failed(_)),
+    });
     set_errno(before);
-    let established = slot.is_some_and(|slot: Slot| !slot.life().is_connecting());
     if established {
         ESTABLISHED.set(fd, true);
     }
     established
+}
+
+fn find(inode: u64) -> Option<Slot> {
+    control::area()?.find(inode)
+}
+
+/// Returns true if the program has asked for a connection over the kept end with this inode, and it is not established.
+fn is_requested(inode: u64) -> bool {
+    let index = INODES.iter().position(|kept| kept.load(Ordering::SeqCst) == inode);
+    let slot = index.and_then(|index| control::area()?.slot(index));
+    slot.is_some_and(|slot| slot.life().is_asked() || slot.life().is_connecting())
 }
 
 /// Gives the end of `fd` its usual send buffer, and removes a stale mark. Call this before bytes are sent through the pair, and before

@@ -1,7 +1,9 @@
 //! Tests of pairs that outlive their connections.
 
 use super::*;
-use inlane_offload_protocol::name::{Asking, End};
+use inlane_offload_protocol::name::{Asking, End, SocketKind};
+
+const ADDRESS: &str = "127.0.0.1:9090";
 
 /// Returns how a client's connection has ended. `client` is the program's end.
 fn end_of(client: &OwnedFd) -> End {
@@ -41,6 +43,21 @@ impl Server {
             len == SOCKET_LEN && tag == self.area.area().records().tag && end.is_none() == kept.is_some()
         );
         kept
+    }
+
+    /// Asks the engine to open a connection to [`ADDRESS`] over `ends`, or over the kept pair of `slot`. `program` is its end.
+    fn open(&mut self, program: &OwnedFd, ends: [Option<OwnedFd>; 2], slot: Option<Slot>) {
+        pair::set_option(program, libc::SO_SNDBUF, 1).unwrap();
+        let mut filled = 0;
+        while let Ok(sent) = pair::send(program.as_raw_fd(), &[7; 8192], &[]) {
+            filled += sent as i32;
+        }
+        let mut message = Message::new(Operation::Open);
+        (message.remote, message.number) = (Some(ADDRESS.parse().unwrap()), filled);
+        message.level = slot.map_or(0, |slot| slot.header().number.load(Ordering::Relaxed) as i32 + 1);
+        let mut request = Request::new(message, ends, &self._client);
+        assert_eq!(self.bench.engine.process(self.bench.now, &mut request).0.status, 0);
+        self.turn();
     }
 
     /// Lets the client close its end, so that the connection ends.
@@ -137,4 +154,55 @@ fn a_kept_end_that_is_closed_at_once_ends_its_connection_and_frees_the_slot() {
     server.turn();
     let (_end, next) = server.accept();
     assert_eq!(next.expect("the connection has a slot").as_ptr(), slot.as_ptr());
+}
+
+/// 64 such connections would otherwise keep all slots of a program.
+#[test]
+fn an_idle_connection_over_a_kept_pair_gives_its_slot_to_a_busy_one() {
+    let mut server = Server::new();
+    server.area.area().keeps().store(1, Ordering::Relaxed);
+    let peer = server.bench.listening(ADDRESS);
+    let accept = || {
+        let mut record = [0; SOCKET_LEN];
+        pair::receive_descriptor(peer.as_raw_fd(), &mut record).unwrap().1.expect("the peer keeps no pairs")
+    };
+    let (local, remote) = ("0.0.0.0:0".parse().unwrap(), Some(ADDRESS.parse().unwrap()));
+    let name = SocketName { engine: 1, socket: 7, kind: SocketKind::StreamV4, local, remote };
+    let (engine, program) = pair::create(&name).unwrap();
+    let inode = rustix::fs::fstat(&program).unwrap().st_ino;
+    server.open(&program, [Some(engine), Some(program.try_clone().unwrap())], None);
+    let find = |server: &Server| server.area.area().find(inode);
+    let slot = find(&server).expect("the connection has a slot");
+    server.close_in_slot(slot);
+    server.end(accept());
+    assert!(slot.life().ask(), "the pair is kept");
+    server.open(&program, [None, None], Some(slot));
+    assert!(
+        find(&server).is_some_and(|slot| !slot.life().is_connecting()),
+        "the connection has the kept pair"
+    );
+    let accepted = accept();
+    while server.area.reserve(Key::from_u64(u64::MAX)).is_some() {}
+    let _client = server.connect();
+    let (busy, none) = server.accept();
+    assert!(none.is_none(), "no slot is free");
+    let adopt = |server: &mut Server| {
+        let mut message = Message::new(Operation::Adopt);
+        message.number = 1;
+        let client = server._client.clone();
+        let status = server.bench.ask_over(&client, message, busy.try_clone().unwrap()).status;
+        server.turn();
+        status
+    };
+    assert_eq!(adopt(&mut server), libc::ENOBUFS, "the connection has just got its slot");
+    server.bench.now += 2 * UNUSED_NS;
+    assert_eq!(adopt(&mut server), 0);
+    assert!(find(&server).is_none());
+    // The connection still carries data.
+    pair::send(program.as_raw_fd(), b"there", &[]).unwrap();
+    pair::send(accepted.as_raw_fd(), b"back", &[]).unwrap();
+    server.turn();
+    let mut bytes = [0; 16];
+    assert_eq!(pair::receive(accepted.as_raw_fd(), &mut bytes).unwrap(), 5);
+    assert_eq!(pair::receive(program.as_raw_fd(), &mut bytes).unwrap(), 4);
 }
