@@ -296,6 +296,26 @@ def refused(network):
     assert network.reused > before, "no refused connection had a kept pair"
 
 
+def reset(network, number):
+    """A connection that is reset before the program uses it. As on the kernel, the attempt has failed, and the program may connect again."""
+    simple(network, number)
+    client = network.begin()
+    server = socket.socket(fileno=network.accept())
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ZERO)
+    server.close()
+    network.clients.epoll.register(client, select.EPOLLOUT)
+    network.clients.wait(client.fileno(), select.EPOLLERR | select.EPOLLHUP)
+    error = errno.ECONNRESET
+    if number % 2:
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == error
+        error = errno.ECONNABORTED
+    assert client.connect_ex(network.address) == error
+    assert client.connect_ex(network.address) == errno.EINPROGRESS
+    network.clients.wait(client.fileno(), select.EPOLLOUT)
+    client.close()
+    os.close(network.accept())
+
+
 def idle(network):
     """Idle connections over kept pairs leave their slots to others, and work as before afterwards."""
     for number, (client, fd) in enumerate([network.connection() for _ in range(30)]):
@@ -436,6 +456,7 @@ def main():
         simple(network, number, ("client", "server")[number % 2])
     after = len(os.listdir("/proc/self/fd"))
     assert after <= before + 64, (before, after)
+    until(network, 20, reset)
     idle(network)
     full = Network(backlog=1)
     until(full, 12, waiting)

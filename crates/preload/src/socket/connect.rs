@@ -2,6 +2,7 @@
 
 use super::{names::is_opened, poll, take_error};
 use crate::descriptor::{blocks, name_of, send_limit};
+use crate::direct::kept;
 use crate::flags::Flags;
 use crate::hint::Hint;
 use crate::time::now_ns;
@@ -266,6 +267,16 @@ pub fn ends_attempt(fd: RawFd) -> bool {
     ends
 }
 
+/// Fails a connect because the connection was reset, although no connect has completed it. As in Linux, the attempt counts as failed,
+/// so the program may connect the socket again.
+fn fail_attempt(fd: RawFd) -> c_int {
+    let error = take_error(fd);
+    // The end of a kept pair can have a stale mark, which counts as none.
+    kept::forget(fd);
+    Flags::set(fd, Flags::CONNECTING);
+    fail(if error == 0 { libc::ECONNABORTED } else { error })
+}
+
 /// Implements connect(2) for a socket that is already offloaded. If `waits` is set and the descriptor is blocking, blocks
 /// until the connection is established. Returns 0, or -1 with errno set.
 pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr, waits: bool) -> c_int {
@@ -283,7 +294,10 @@ pub fn connect(fd: RawFd, name: &SocketName, remote: SocketAddr, waits: bool) ->
             },
             _ if IN_PROGRESS.has(fd) => {
                 IN_PROGRESS.set(fd, false);
-                0
+                match End::of(fd, real::ASKING) {
+                    End::Failed(_) => fail_attempt(fd),
+                    _ => 0,
+                }
             }
             _ => fail(libc::EISCONN),
         };
