@@ -180,7 +180,7 @@ impl Target {
                 break;
             }
             if self.metrics.is_some() {
-                *newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(TargetResult::of(&target));
+                *newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(target.result());
             }
             let pause = Duration::from_millis(500).min(left.unwrap_or(Duration::MAX));
             if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {

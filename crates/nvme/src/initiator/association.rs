@@ -67,6 +67,19 @@ const TOKEN_KEEP_ALIVE: u64 = 1;
 /// The token that marks the completion of an Asynchronous Event Request.
 const TOKEN_EVENT: u64 = 2;
 
+/// Sends a command and waits until it has completed. The queue must have no other commands in flight.
+fn call(queue: &mut Queue, command: Command, buffer: Buffer) -> Result<Done> {
+    let request = Submission { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
+    queue.connection.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
+    loop {
+        let result = queue.progress(true);
+        if let Some(done) = queue.connection.next_done() {
+            return Ok(done);
+        }
+        result?;
+    }
+}
+
 impl Association {
     /// Connects to a controller of a subsystem, enables it and identifies it. If the target's name resolves
     /// to several addresses, tries them in turn.

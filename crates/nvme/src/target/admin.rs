@@ -7,9 +7,6 @@ use crate::wire::command::{Command, FABRICS, Status, admin, fabrics, feature};
 use crate::wire::identify::cns;
 use std::net::SocketAddr;
 
-/// The number of Asynchronous Event Requests that a host may keep in flight.
-pub const MAX_EVENT_REQUESTS: usize = 4;
-
 /// The state that an admin or Fabrics command reads and changes when the target executes it.
 pub struct Context<'a> {
     /// The subsystem.
@@ -74,7 +71,7 @@ fn run(context: Context<'_>, command: &Command) -> Result<Reply, Status> {
         admin::SET_FEATURES => set_features(&context, command),
         admin::GET_FEATURES => get_features(&context, command),
         admin::KEEP_ALIVE => done(0),
-        admin::ASYNC_EVENT_REQUEST if context.held.len() >= MAX_EVENT_REQUESTS => {
+        admin::ASYNC_EVENT_REQUEST if context.held.len() >= pages::MAX_EVENT_REQUESTS => {
             Err(Status::ASYNC_EVENT_LIMIT.dnr())
         }
         admin::ASYNC_EVENT_REQUEST => Ok(Reply::Hold),

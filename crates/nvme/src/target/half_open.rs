@@ -10,7 +10,7 @@
 //! * It is the oldest of the remaining connections.
 
 use super::controller::Reach;
-use super::inbox::Note;
+use super::inbox::{Note, Ticket};
 use super::network::network;
 use crate::lock;
 use std::collections::{BTreeMap, HashMap};
@@ -29,10 +29,6 @@ pub enum Step {
 }
 
 const STEPS: [Step; 3] = [Step::Silent, Step::Initialized, Step::Connected];
-
-/// The number of a connection in the order of arrival.
-#[derive(Clone, Copy, Debug)]
-pub struct Ticket(u64);
 
 /// The half-open connections of all threads, from the moment when they are accepted.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! The inbox of a worker thread. Other threads put messages into the inbox, which wakes the worker.
 
-use super::half_open::Ticket;
 use crate::authentication::ControllerSide;
 use crate::lock;
 use rustix::event::{EventfdFlags, eventfd};
@@ -50,6 +49,10 @@ pub enum Note {
 /// The number of a connection of a worker. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
+
+/// The number of a half-open connection in the order of arrival.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket(pub(super) u64);
 
 /// A queue of messages. Its event descriptor becomes readable when a message arrives.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! Builds the data structures that Identify returns (Base section 5.17, NVM section 4.1.5).
 
-use super::admin::MAX_EVENT_REQUESTS;
 use super::controller::{Controller, KEEP_ALIVE_UNIT_MS};
 use super::error_log;
 use super::fabrics::VERSION;
@@ -17,6 +16,9 @@ const MODEL: &str = "inlane NVMe/TCP target";
 
 /// The granularity at which writes perform best, in bytes.
 const PREFERRED_BYTES: u32 = 4096;
+
+/// The number of Asynchronous Event Requests that a host may keep in flight.
+pub const MAX_EVENT_REQUESTS: usize = 4;
 
 /// Returns true if any namespace of the subsystem has a volatile write cache.
 pub fn has_volatile_cache(subsystem: &Subsystem) -> bool {

@@ -1,6 +1,6 @@
 //! The result document of a target: the I/O that hosts did on each namespace while the target ran.
 
-use super::server::Target;
+use super::subsystem::Subsystem;
 use crate::namespace::Counted;
 use inlane_result::{Cell, Quantity, Row, Value, phrase};
 use schemars::JsonSchema;
@@ -66,9 +66,8 @@ pub struct NamespaceResult {
 }
 
 impl TargetResult {
-    /// Reads the counters of a target.
-    pub fn of(target: &Target) -> Self {
-        let subsystem = target.subsystem();
+    /// Reads the counters of a target with `threads` worker threads.
+    pub(super) fn of(subsystem: &Subsystem, threads: usize) -> Self {
         let counters = &subsystem.counters;
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let namespaces = subsystem.namespaces.iter().map(|namespace| {
@@ -92,7 +91,7 @@ impl TargetResult {
         Self {
             listeners: subsystem.listeners.iter().map(ToString::to_string).collect(),
             nqn: subsystem.nqn.clone(),
-            threads: target.threads(),
+            threads,
             connections: get(&counters.connections),
             refused: get(&counters.refused),
             displaced: get(&counters.displaced),

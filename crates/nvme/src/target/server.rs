@@ -218,7 +218,12 @@ impl Target {
             let why = "a worker thread failed; its error was reported above";
             outcome = outcome.and(Err(Error::incomplete("the target", why)));
         }
-        outcome.map(|()| TargetResult::of(&self))
+        outcome.map(|()| self.result())
+    }
+
+    /// Summarises the run so far.
+    pub fn result(&self) -> TargetResult {
+        TargetResult::of(&self.subsystem, self.threads())
     }
 
     fn end_threads(&mut self) {

@@ -6,6 +6,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use entry::{Command, Completion, Sgl, admin, async_event, dsm, feature, io, io_flags, log};
-pub use fabrics_command::{Cap, ConnectData, FABRICS, cc, connect, connect_error, csts, fabrics, property};
+pub use entry::{
+    Command, Completion, FABRICS, Sgl, admin, async_event, dsm, fabrics, feature, io, io_flags, log,
+};
+pub use fabrics_command::{Cap, ConnectData, cc, connect, connect_error, csts, property};
 pub use status::Status;

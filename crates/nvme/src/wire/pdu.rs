@@ -19,12 +19,16 @@
 mod digest;
 mod fault;
 mod header;
+mod kind;
 mod layout;
 #[cfg(test)]
 mod tests;
 
 pub use digest::{RunningDigest, digest};
 pub(crate) use fault::field;
-pub use fault::{FatalStatus, Fault, Termination, encode_termination};
-pub use header::{Common, Header, Initialization, Pdu, TermReq, Transfer, data_flags, encode};
-pub use layout::{Digests, Kind, Layout, MAX_HEADER, Rules, Sender};
+pub use fault::{FatalStatus, Fault, Termination};
+pub use header::{
+    Common, Header, Initialization, Pdu, TermReq, Transfer, data_flags, encode, encode_termination,
+};
+pub use kind::{Kind, Sender};
+pub use layout::{Digests, Layout, MAX_HEADER, Rules};

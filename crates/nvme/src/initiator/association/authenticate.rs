@@ -1,7 +1,6 @@
 //! Authenticates this host on a queue (Base section 8.13.5).
 
-use super::ConnectOptions;
-use super::connect_queue::call;
+use super::{ConnectOptions, call};
 use crate::authentication::{HostSide, MAX_MESSAGE, Names, Refusal};
 use crate::field::SECRETS_FILE;
 use crate::initiator::{Buffer, Queue};

@@ -1,9 +1,8 @@
 //! Sends the Connect command of a queue. Explains a refusal by the target, and authenticates this host.
 
 use super::authenticate::authenticate;
-use super::{ConnectOptions, TOKEN_COMMAND};
+use super::{ConnectOptions, call};
 use crate::field::HOST_NQN;
-use crate::initiator::connection::{Done, Submission};
 use crate::initiator::{Buffer, Queue};
 use crate::wire::command::{Command, ConnectData, Status};
 use crate::{Error, Result};
@@ -44,18 +43,5 @@ pub(super) fn connect_queue(
             Err(Error::disconnected(peer, why))
         }
         _ => Err(Error::Status { what: format!("{peer}: connecting to {subsystem}"), status }),
-    }
-}
-
-/// Sends a command and waits until it has completed. The queue must have no other commands in flight.
-pub(super) fn call(queue: &mut Queue, command: Command, buffer: Buffer) -> Result<Done> {
-    let request = Submission { token: TOKEN_COMMAND, command, buffer: Some(buffer) };
-    queue.connection.submit(request).unwrap_or_else(|_| unreachable!("the queue is empty"));
-    loop {
-        let result = queue.progress(true);
-        if let Some(done) = queue.connection.next_done() {
-            return Ok(done);
-        }
-        result?;
     }
 }

@@ -1,7 +1,7 @@
 //! A connection of a worker, with its socket and the connection's requests in flight.
 
 use crate::target::connection::TargetConnection;
-use crate::target::half_open::Ticket;
+use crate::target::inbox::Ticket;
 use std::os::fd::OwnedFd;
 
 /// Whether a connection is being closed, and how.

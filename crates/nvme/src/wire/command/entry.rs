@@ -135,11 +135,11 @@ impl Command {
     /// Returns true if the controller may send less data than the command asks for: the length in
     /// Authentication Receive is only a limit.
     pub fn may_receive_less(&self) -> bool {
-        self.opcode == super::FABRICS && self.nsid.get() as u8 == super::fabrics::AUTHENTICATION_RECEIVE
+        self.opcode == FABRICS && self.nsid.get() as u8 == fabrics::AUTHENTICATION_RECEIVE
     }
 
     fn direction(&self) -> u8 {
-        if self.opcode == super::FABRICS { self.nsid.get() as u8 } else { self.opcode }
+        if self.opcode == FABRICS { self.nsid.get() as u8 } else { self.opcode }
     }
 }
 
@@ -167,6 +167,26 @@ impl Completion {
     pub fn result(&self) -> u64 {
         u64::from(self.dw0.get()) | u64::from(self.dw1.get()) << 32
     }
+}
+
+/// The opcode of Fabrics commands, on all queues. The FCTYPE in byte 4 selects the command.
+pub const FABRICS: u8 = 0x7F;
+
+/// The values of FCTYPE (Base section 6).
+pub mod fabrics {
+    /// Property Set.
+    pub const PROPERTY_SET: u8 = 0x00;
+    /// Connect.
+    pub const CONNECT: u8 = 0x01;
+    /// Property Get.
+    pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTHENTICATION_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
+    /// SECP, SPSP0 and SPSP1 of DH-HMAC-CHAP, at their places in dword 10 of Authentication Send and Receive (Base
+    /// sections 6.1 and 6.2).
+    pub const DH_HMAC_CHAP: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
 }
 
 /// Opcodes on the admin queue (Base section 5).

@@ -1,30 +1,10 @@
 //! Fabrics commands and controller properties (Base sections 3.1.3 and 6).
 
-use super::{Command, Sgl};
+use super::{Command, FABRICS, Sgl, fabrics};
 use crate::wire::identify::terminated;
 use crate::wire::nqn;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32};
-
-/// The opcode of Fabrics commands, on all queues. The FCTYPE in byte 4 selects the command.
-pub const FABRICS: u8 = 0x7F;
-
-/// The values of FCTYPE (Base section 6).
-pub mod fabrics {
-    /// Property Set.
-    pub const PROPERTY_SET: u8 = 0x00;
-    /// Connect.
-    pub const CONNECT: u8 = 0x01;
-    /// Property Get.
-    pub const PROPERTY_GET: u8 = 0x04;
-    /// Authentication Send.
-    pub const AUTHENTICATION_SEND: u8 = 0x05;
-    /// Authentication Receive.
-    pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
-    /// SECP, SPSP0 and SPSP1 of DH-HMAC-CHAP, at their places in dword 10 of Authentication Send and Receive (Base
-    /// sections 6.1 and 6.2).
-    pub const DH_HMAC_CHAP: u32 = 0xE9 << 24 | 1 << 16 | 1 << 8;
-}
 
 /// Offsets of controller properties (Base section 3.1.3).
 pub mod property {

@@ -1,9 +1,7 @@
-//! Violations of the protocol, and the termination requests that report them.
+//! Violations of the protocol.
 
-use super::layout::COMMON;
-use super::{Kind, Layout, Pdu, Rules, Sender, TermReq};
+use super::Kind;
 use std::fmt;
-use zerocopy::IntoBytes;
 
 /// The reason why a connection is terminated (FES; TCP sections 3.6.2.4 and 3.6.2.5). The termination request
 /// also has a field FEI with details, such as the offset of an invalid field.
@@ -134,27 +132,4 @@ impl fmt::Display for Termination {
             _ => write!(f, "information {:#x}", self.information),
         }
     }
-}
-
-/// Writes the termination request for `fault` into `out`. `input` begins with the faulty PDU, which was received under
-/// `rules`. The request repeats its header, or only the first 8 bytes if these are invalid. Returns the number of bytes
-/// written, at most 152.
-///
-/// # Panics
-/// If `out` is shorter than 152 bytes.
-pub fn encode_termination(rules: &Rules, fault: &Fault, input: &[u8], out: &mut [u8]) -> usize {
-    let kind = match rules.sender {
-        Sender::Host => Kind::C2hTermReq,
-        Sender::Controller => Kind::H2cTermReq,
-    };
-    let layout = input.first_chunk().and_then(|common| Layout::decode(common, rules).ok());
-    let length = layout.map_or(COMMON, |layout| layout.kind.header_len());
-    let received = &input[..length.min(input.len())];
-    let total = kind.header_len() + received.len();
-    let (fes, fei) = ((fault.status as u16).into(), fault.information().into());
-    let mut header = Pdu::new(kind, 0, TermReq { fes, fei, reserved: [0; 10] });
-    header.common.plen = (total as u32).into();
-    out[..24].copy_from_slice(header.as_bytes());
-    out[24..total].copy_from_slice(received);
-    total
 }

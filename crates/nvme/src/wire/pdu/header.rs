@@ -2,7 +2,7 @@
 
 use super::fault::field::{DATAL, DATAO, FLAGS, R2TL};
 use super::layout::{COMMON, DDGSTF, DIGEST, HDGSTF};
-use super::{Digests, FatalStatus, Fault, Kind, Layout, Termination, digest};
+use super::{Digests, FatalStatus, Fault, Kind, Layout, Rules, Sender, Termination, digest};
 use crate::wire::command::{Command, Completion};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -255,4 +255,27 @@ impl<'a> Header<'a> {
             }
         })
     }
+}
+
+/// Writes the termination request for `fault` into `out`. `input` begins with the faulty PDU, which was received under
+/// `rules`. The request repeats its header, or only the first 8 bytes if these are invalid. Returns the number of bytes
+/// written, at most 152.
+///
+/// # Panics
+/// If `out` is shorter than 152 bytes.
+pub fn encode_termination(rules: &Rules, fault: &Fault, input: &[u8], out: &mut [u8]) -> usize {
+    let kind = match rules.sender {
+        Sender::Host => Kind::C2hTermReq,
+        Sender::Controller => Kind::H2cTermReq,
+    };
+    let layout = input.first_chunk().and_then(|common| Layout::decode(common, rules).ok());
+    let length = layout.map_or(COMMON, |layout| layout.kind.header_len());
+    let received = &input[..length.min(input.len())];
+    let total = kind.header_len() + received.len();
+    let (fes, fei) = ((fault.status as u16).into(), fault.information().into());
+    let mut header = Pdu::new(kind, 0, TermReq { fes, fei, reserved: [0; 10] });
+    header.common.plen = (total as u32).into();
+    out[..24].copy_from_slice(header.as_bytes());
+    out[24..total].copy_from_slice(received);
+    total
 }
