@@ -21,4 +21,22 @@ pub use baseline::baseline;
 pub use ceiling::Ceilings;
 pub use limit::limit;
 pub use load::OFFERED;
-pub use measure::{MeasureOptions, Measurement, Session, Watch, measure, sends_to_stdout};
+pub use measure::{MeasureOptions, Session, Watch, measure, sends_to_stdout};
+
+use crate::error::Error;
+use crate::result::{Note, PacketResult};
+
+/// The results of a measurement, and what their reader must know.
+#[derive(Default)]
+pub struct Measurement {
+    /// One row for each measured load, or the row of the only run.
+    pub results: Vec<PacketResult>,
+    /// The devices that took part.
+    pub devices: Vec<String>,
+    /// True if a software stand-in for a device took part.
+    pub twin: bool,
+    /// What a reader must know before comparing the figures with others.
+    pub notes: Vec<Note>,
+    /// Why the run failed. The results then cover the time up to the failure.
+    pub failure: Option<Error>,
+}

@@ -3,7 +3,6 @@
 
 mod load;
 mod open;
-mod outcome;
 #[cfg(test)]
 mod own_tests;
 mod stuck;
@@ -11,7 +10,6 @@ mod stuck;
 mod stuck_tests;
 #[cfg(test)]
 mod tests;
-mod uses;
 mod wiring;
 mod wrappers;
 
@@ -23,8 +21,7 @@ use inlane_core::load::{Counts, Load, LoadError, Running, prepare, run_together}
 use std::time::Duration;
 use stuck::StuckCalls;
 
-pub use load::ForwardLoad;
-pub use outcome::RunOutcome;
+pub use load::{ForwardLoad, RunOutcome};
 
 /// The counters of a run up to a moment.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,6 @@
 //! The flags of `inlane forward`.
 
-use super::options::{MethodChoice, goal, high_priority, interval, percent, slots};
-use super::sweep::SweepAxis;
+use super::options::{MethodChoice, SweepAxis, goal, high_priority, interval, percent, slots};
 use crate::values::{choice, count, size, socket_address, time_above_zero, time_to_an_hour};
 use clap::{ArgAction, Args};
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};

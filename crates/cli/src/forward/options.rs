@@ -3,8 +3,9 @@
 use crate::fields::flag;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use inlane_core::ring::layout::MAX_SLOTS;
-use inlane_core::units;
+use inlane_core::{Error, units};
 use inlane_forward::config::Method;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The value of `--method`: a method, or `auto`.
@@ -14,7 +15,7 @@ pub(super) enum MethodChoice {
     Method(Method),
 }
 
-impl std::str::FromStr for MethodChoice {
+impl FromStr for MethodChoice {
     type Err = inlane_forward::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -61,6 +62,43 @@ pub(super) fn interval(text: &str) -> inlane_core::Result<Duration> {
     match units::parse_time(text)? {
         time if time >= Duration::from_secs(1) => Ok(time),
         _ => Err(inlane_core::Error::invalid(format!("'{text}'"), "give 1s or more")),
+    }
+}
+
+/// The value of one `--sweep`: a flag and its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SweepAxis {
+    pub(super) key: String,
+    pub(super) values: Vec<String>,
+}
+
+impl FromStr for SweepAxis {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = |why: &str| Error::invalid(flag("sweep").with(text), why);
+        let example = "give a flag and its values: burst=16,32,64, size=64..1024 or method=all";
+        let (key, list) = text.split_once('=').ok_or_else(|| bad(example))?;
+        let mut values = Vec::new();
+        for value in list.split(',') {
+            match value.split_once("..") {
+                Some((first, last)) => {
+                    let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
+                    let (Some(first), Some(last)) = (number(first), number(last)) else {
+                        return Err(bad("a range must be whole numbers above zero: 16..128"));
+                    };
+                    if first > last {
+                        return Err(bad("the range ends before it starts; give the smaller number first"));
+                    }
+                    let doubled = std::iter::successors(Some(first), |number| number.checked_mul(2));
+                    values.extend(doubled.take_while(|&number| number < last).map(|n| n.to_string()));
+                    values.push(last.to_string());
+                }
+                None if value.is_empty() => return Err(bad(example)),
+                None => values.push(value.to_string()),
+            }
+        }
+        Ok(Self { key: key.trim_start_matches("--").into(), values })
     }
 }
 

@@ -22,8 +22,6 @@ use inlane_result::{Document, RowError};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use axis::SweepAxis;
-
 /// A point of a sweep: one combination of the swept values, run once per repeat.
 struct Point {
     /// The swept flags with this point's values.

@@ -1,8 +1,8 @@
 //! Finds the highest packet rate without loss, and measures the latency at fractions of that rate.
 
+use super::Measurement;
 use super::ceiling::Ceilings;
 use super::limit::limit;
-use super::measure::Measurement;
 use crate::config::Config;
 use crate::control::Control;
 use crate::error::{Error, Result};

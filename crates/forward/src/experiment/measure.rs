@@ -3,6 +3,7 @@
 //! [`measure`] does all of this in one call. A [`Session`] makes several measurements that share ceilings. It reports
 //! their progress and can stop them.
 
+use super::Measurement;
 use super::auto::{Goal, choose};
 use super::baseline::baseline;
 use super::ceiling::Ceilings;
@@ -11,7 +12,7 @@ use super::load::against_load;
 use crate::config::{Config, Route};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::result::{MethodReason, Note, PacketResult};
+use crate::result::{MethodReason, Note};
 use crate::run::{Reading, run};
 use crate::verify;
 use inlane_core::verification::Verification;
@@ -37,21 +38,6 @@ impl Default for MeasureOptions {
     fn default() -> Self {
         Self { goal: None, loads: None, baseline: true }
     }
-}
-
-/// The results of a measurement, and what their reader must know.
-#[derive(Default)]
-pub struct Measurement {
-    /// One row for each measured load, or the row of the only run.
-    pub results: Vec<PacketResult>,
-    /// The devices that took part.
-    pub devices: Vec<String>,
-    /// True if a software stand-in for a device took part.
-    pub twin: bool,
-    /// What a reader must know before comparing the figures with others.
-    pub notes: Vec<Note>,
-    /// Why the run failed. The results then cover the time up to the failure.
-    pub failure: Option<Error>,
 }
 
 /// Measures a configuration: see [`Session::measure`].

@@ -2,9 +2,10 @@
 //! the GPU before the items are submitted (posting). It also calls the packet function's `tick`.
 
 use super::lane::Lane;
+use super::lane::Stretch;
 use super::launch::{Launcher, launch_nothing};
 use super::loaded_function::TICK_THREADS;
-use super::posters::{GraphPoster, StreamPoster, Stretch, unused_word};
+use super::posters::{GraphPoster, StreamPoster, unused_word};
 use crate::control::{Idle, publish_times};
 use crate::error::Result;
 use crate::method::Method;

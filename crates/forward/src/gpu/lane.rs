@@ -2,7 +2,7 @@
 
 use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
-use super::posters::Stretch;
+use super::parameters::{LaneParameters, strides};
 use super::settings::{Memory, Settings};
 use crate::error::{Error, Result};
 use crate::method::Method;
@@ -10,65 +10,24 @@ use crate::pipeline::PipelineSettings;
 use crate::result::LaunchShape;
 use inlane_core::ring::{Dispatcher, Ring, layout};
 use inlane_core::{Location, Pool, Region};
-use inlane_cuda::{LaunchConfig, Stream};
+use inlane_cuda::{GraphExec, LaunchConfig, Stream};
 use inlane_function::abi::WHOLE_PACKET;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The parameter of a lane's kernels, passed by value. `inlane_lane` in `kernels/executor.cu` has the same
-/// layout and documents the fields.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LaneParameters {
-    pub(super) submit: u64,
-    pub(super) complete: u64,
-    pub(super) control: u64,
-    pub(super) stage: u64,
-    pub(super) shadow: u64,
-    pub(super) state: u64,
-    pub(super) output: u64,
-    pub(super) relay: u64,
-    pub(super) output_bytes: u64,
-    pub(super) orphan_ns: u64,
-    pub(super) submit_stride: u32,
-    pub(super) complete_stride: u32,
-    pub(super) slot_shift: u32,
-    pub(super) burst: u32,
-    pub(super) room: u32,
-    pub(super) pull: u32,
-    pub(super) stage_stride: u32,
-    pub(super) shadow_stride: u32,
-    pub(super) writes: u32,
-    pub(super) pause_ns: u32,
-    pub(super) work_ns: u32,
-    pub(super) reserved: u32,
-}
-
-impl LaneParameters {
-    /// Returns C++ assertions that `inlane_lane` has this struct's layout. Append the text to the kernels'
-    /// source.
-    pub(super) fn layout_assertions() -> String {
-        inlane_core::struct_layout!(LaneParameters as "inlane_lane" {
-            submit, complete, control, stage, shadow, state, output, relay, output_bytes, orphan_ns, submit_stride,
-            complete_stride, slot_shift, burst, room, pull, stage_stride, shadow_stride, writes, pause_ns, work_ns, reserved
-        })
-    }
-}
-
 /// A persistent kernel without a heartbeat for this time ends, because the host process must be dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the bytes per packet of the buffers `stage` and `shadow` of [`LaneParameters`], in this order. 0
-/// means that the buffer does not exist. Packets are copied in aligned 16-byte chunks. An unaligned packet
-/// may therefore need one more chunk.
-pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
-    let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
-    match (pull, writes) {
-        (0, _) => [0, 0],
-        (_, 0) => [chunks(room.min(pull)).next_multiple_of(128), 0],
-        _ => [chunks(room.min(pull)).next_multiple_of(128), chunks(writes.min(room))],
-    }
+/// The graphs for a stretch. A stretch is a number of consecutive slots whose kernels are launched by one
+/// graph. In each array, element 0 is for even laps of the ring and element 1 for odd laps.
+pub(super) struct Stretch {
+    /// The graphs for even and for odd laps, whose waits need different values. A graph has a wait and a
+    /// kernel for each slot. It is launched if at least one slot has no submitted item yet.
+    pub(super) waiting: [GraphExec; 2],
+    /// The graphs to launch if all slots of the stretch hold submitted items: one graph for even laps and one
+    /// for odd laps. Each graph has one kernel with a block per item, and no waits.
+    pub(super) ready: [GraphExec; 2],
 }
 
 /// One pipeline's share of a GPU.

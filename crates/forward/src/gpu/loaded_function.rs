@@ -1,6 +1,6 @@
 //! A packet function, compiled together with the executor's kernels and loaded on a GPU.
 
-use super::lane::LaneParameters;
+use super::parameters::LaneParameters;
 use super::settings::{MOST_THREADS, Memory};
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};

@@ -37,6 +37,8 @@ mod launch;
 #[cfg(feature = "cuda")]
 mod loaded_function;
 #[cfg(feature = "cuda")]
+mod parameters;
+#[cfg(feature = "cuda")]
 mod posters;
 #[cfg(feature = "cuda")]
 mod run;

@@ -17,7 +17,7 @@
 //! When an item is complete, the kernel itself stores the word that tells the host. Only the kernel knows
 //! whether it wrote verdicts.
 
-use super::lane::Lane;
+use super::lane::{Lane, Stretch};
 use super::launch::launch_items;
 use crate::error::Result;
 use inlane_core::ring::{lap_of, layout};
@@ -170,17 +170,6 @@ pub(super) struct GraphPoster<'a> {
     /// launches.
     items: u64,
     cursor: PostingCursor,
-}
-
-/// The graphs for a stretch. A stretch is a number of consecutive slots whose kernels are launched by one
-/// graph. In each array, element 0 is for even laps of the ring and element 1 for odd laps.
-pub(super) struct Stretch {
-    /// The graphs for even and for odd laps, whose waits need different values. A graph has a wait and a
-    /// kernel for each slot. It is launched if at least one slot has no submitted item yet.
-    waiting: [GraphExec; 2],
-    /// The graphs to launch if all slots of the stretch hold submitted items: one graph for even laps and one
-    /// for odd laps. Each graph has one kernel with a block per item, and no waits.
-    ready: [GraphExec; 2],
 }
 
 impl<'a> GraphPoster<'a> {

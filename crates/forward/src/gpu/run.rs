@@ -11,9 +11,9 @@
 
 use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
+use super::lane::Stretch;
 use super::lane_report::LaneReport;
 use super::launch::Launcher;
-use super::posters::Stretch;
 use super::watchdog::watch_until;
 use crate::error::{Error, Result};
 use crate::method::Method;

@@ -6,9 +6,12 @@
 //! run       runs the pipelines' threads until the end, stops the ports, adds up the results
 //! ```
 
+mod outcome;
+mod uses;
+
+pub use outcome::RunOutcome;
+
 use super::open;
-use super::outcome::RunOutcome;
-use super::uses;
 use super::wiring::{self, Direction};
 use super::wrappers::Wrappers;
 use crate::competing::CompetingJob;

@@ -3,13 +3,13 @@
 
 use super::Forward;
 use crate::fields::flag;
+use crate::forward::options::SweepAxis;
 use crate::settings::conflict;
 use clap::{Arg, ArgAction, Args, FromArgMatches};
 use inlane_core::names::{did_you_mean, similar};
 use inlane_core::{Error, units};
 use inlane_forward::config::Method;
 use inlane_result::{Quantity, Value};
-use std::str::FromStr;
 
 /// Flags that take a value but cannot be swept. The values of `faults` and `cores` contain commas, which
 /// separate the values of a sweep. The other flags must have the same value for all points.
@@ -21,43 +21,6 @@ const REFUSED: [&str; 12] = [
 /// The most points that a sweep may have. A sweep with more points is refused, because it is probably a
 /// typing error.
 const MOST_POINTS: usize = 10_000;
-
-/// The value of one `--sweep`: a flag and its values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SweepAxis {
-    pub(super) key: String,
-    pub(super) values: Vec<String>,
-}
-
-impl FromStr for SweepAxis {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |why: &str| Error::invalid(flag("sweep").with(text), why);
-        let example = "give a flag and its values: burst=16,32,64, size=64..1024 or method=all";
-        let (key, list) = text.split_once('=').ok_or_else(|| bad(example))?;
-        let mut values = Vec::new();
-        for value in list.split(',') {
-            match value.split_once("..") {
-                Some((first, last)) => {
-                    let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
-                    let (Some(first), Some(last)) = (number(first), number(last)) else {
-                        return Err(bad("a range must be whole numbers above zero: 16..128"));
-                    };
-                    if first > last {
-                        return Err(bad("the range ends before it starts; give the smaller number first"));
-                    }
-                    let doubled = std::iter::successors(Some(first), |number| number.checked_mul(2));
-                    values.extend(doubled.take_while(|&number| number < last).map(|n| n.to_string()));
-                    values.push(last.to_string());
-                }
-                None if value.is_empty() => return Err(bad(example)),
-                None => values.push(value.to_string()),
-            }
-        }
-        Ok(Self { key: key.trim_start_matches("--").into(), values })
-    }
-}
 
 /// Returns all combinations of the axes' values. The last axis changes fastest.
 pub(super) fn combinations(axes: &[SweepAxis]) -> Result<Vec<Vec<(String, String)>>, Error> {

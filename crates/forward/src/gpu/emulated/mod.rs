@@ -1,8 +1,8 @@
 //! Tests of the executor's kernels without a GPU. A CPU thread emulates each block of GPU threads
 //! (`crates/function/tests/emulated`). The results must equal the results of the function's CPU build.
 
-use super::lane::{LaneParameters, strides};
 use super::loaded_function::EXECUTOR;
+use super::parameters::{LaneParameters, strides};
 use inlane_core::ring::layout::{self, DROP, FORWARD, PacketVerdict};
 use inlane_core::ring::{Dispatcher, Ring};
 use inlane_core::{Packet, Region};

@@ -2,7 +2,7 @@
 //!
 //! Counts every access as if no cache held the bytes. Therefore the use of memory is an upper limit.
 
-use super::load::ForwardLoad;
+use super::ForwardLoad;
 use crate::config::Executor;
 use crate::gpu::Memory;
 use inlane_core::load::{Resource, Use, UseSource};

@@ -1,8 +1,6 @@
 //! The outcome of a run: the sums of its pipelines' results, and the path that packets took.
 
-use super::load::{ForwardLoad, Joined};
-use super::wiring::Direction;
-use super::wrappers;
+use super::{ForwardLoad, Joined};
 use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
@@ -11,6 +9,8 @@ use crate::pipeline::{PipelineSettings, StageHistograms, Tally, WorkShares};
 use crate::result::{
     LaunchShape, MethodReason, Note, PacketResult, PacketTotals, Parameters, Pcie, PcieMeasured, Stages,
 };
+use crate::run::wiring::Direction;
+use crate::run::wrappers;
 use inlane_core::Port;
 use inlane_core::port::Counters;
 use inlane_core::stats::{LatencyHistogram, Summary};
