@@ -10,7 +10,6 @@ use gate::Pass;
 use inlane_nvme::initiator::{Buffer, Queue, Session, Submission, sleep};
 use inlane_nvme::input::Input;
 use inlane_nvme::{Error, Result};
-use receive::Reading;
 use request::{Active, Parts};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{SendFlags, sendmsg};
@@ -48,6 +47,22 @@ impl Output {
             Output::Data(buffer, range) => &buffer.bytes()[range.clone()],
         }
     }
+}
+
+/// What the server reads next from the client: a request, the data of a write, or data to discard.
+enum Reading {
+    Request,
+    /// The data of a write request. It is received into `buffers`, which all exist. `part` parts are complete, and `at` bytes
+    /// of the next one.
+    Data {
+        request: NbdRequest,
+        buffers: Parts,
+        part: usize,
+        at: usize,
+    },
+    /// A request with data was refused. This is the number of its data bytes that must still be read and
+    /// discarded.
+    Skip(usize),
 }
 
 pub(super) struct Client<'a> {

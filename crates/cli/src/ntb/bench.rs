@@ -1,6 +1,7 @@
 //! `inlane ntb bench`: two PEs measure how fast they communicate, over windows or UCX.
 
-use super::info::{network_path, path};
+use super::info::path;
+use super::info_network::network_path;
 use super::sizes::Sizes;
 use super::transport;
 use crate::exit::NotReady;

@@ -126,17 +126,6 @@ pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> PathExplanation {
     }
 }
 
-/// Describes the path between two PEs over `kind`, which is not windows. `carrier` names what carries the bytes, `reason` says
-/// why `kind` is used.
-pub fn network_path(kind: TransportKind, carrier: &str, reason: &str) -> PathExplanation {
-    PathExplanation {
-        name: kind.to_string(),
-        hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
-        reason: format!("over {kind}, because {reason}"),
-        not_taken: transport::not_taken(kind).collect(),
-    }
-}
-
 impl Info {
     /// Prints what jobs would use to communicate: the back-end of windows, or what carries the bytes of another transport. Also prints
     /// the reason and the capabilities.

@@ -1,7 +1,7 @@
 //! The part of `inlane ntb info` for transports through a network: connects two PEs on this machine. PE 0 then describes the
 //! connection.
 
-use super::info::network_path;
+use super::transport;
 use crate::exit::NotReady;
 use anyhow::Context;
 use clap::Args;
@@ -24,6 +24,17 @@ pub struct NetworkInfo {
     pub capabilities: Capabilities,
     /// The environment variables with which the user restricts the transport's choice, such as `UCX_TLS=tcp,self`.
     pub variables: Vec<String>,
+}
+
+/// Describes the path between two PEs over `kind`, which is not windows. `carrier` names what carries the bytes, `reason` says
+/// why `kind` is used.
+pub fn network_path(kind: TransportKind, carrier: &str, reason: &str) -> PathExplanation {
+    PathExplanation {
+        name: kind.to_string(),
+        hops: vec![vec!["PE 0".into(), carrier.into(), "PE 1".into()]],
+        reason: format!("over {kind}, because {reason}"),
+        not_taken: transport::not_taken(kind).collect(),
+    }
 }
 
 /// Runs one of the two PEs of 'inlane ntb info' over a network

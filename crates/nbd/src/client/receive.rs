@@ -1,28 +1,12 @@
 //! Reads the requests of a client, and the data of its writes.
 
-use super::request::{Part, Parts};
-use super::{Client, lost};
+use super::request::Part;
+use super::{Client, Reading, lost};
 use crate::protocol::{NbdRequest, REQUEST_MAGIC};
 use inlane_nvme::Result;
 use inlane_nvme::initiator::Buffer;
 use std::io::{ErrorKind, Read};
 use zerocopy::FromBytes;
-
-/// What the server reads next from the client: a request, the data of a write, or data to discard.
-pub(super) enum Reading {
-    Request,
-    /// The data of a write request. It is received into `buffers`, which all exist. `part` parts are complete, and `at` bytes
-    /// of the next one.
-    Data {
-        request: NbdRequest,
-        buffers: Parts,
-        part: usize,
-        at: usize,
-    },
-    /// A request with data was refused. This is the number of its data bytes that must still be read and
-    /// discarded.
-    Skip(usize),
-}
 
 impl Client<'_> {
     /// Reads from the client. Returns true if something arrived.

@@ -1,7 +1,6 @@
 //! Runs the requests of a client as NVMe commands.
 
-use super::receive::Reading;
-use super::{Client, MAX_REQUESTS, Output};
+use super::{Client, MAX_REQUESTS, Output, Reading};
 use crate::protocol::{FUA, MAX_DATA, NO_HOLE, NbdRequest, error, reply, request as kind};
 use inlane_nvme::Result;
 use inlane_nvme::initiator::Buffer;

@@ -1,4 +1,4 @@
-use super::receive::Reading;
+use super::Reading;
 use super::*;
 use crate::tests::{options, target};
 use inlane_nvme::target::Target;

@@ -1,15 +1,12 @@
 //! A device opened through VFIO.
 
-use super::dma::DmaMapping;
 use super::group::Group;
-use super::interrupts::{InterruptKind, Interrupts};
 use super::regions::{self, BarRegion};
 use super::sys;
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::permission::VFIO_DRIVER;
 use crate::sysfs::Sysfs;
-use inlane_core::region::Region;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -124,39 +121,6 @@ impl Device {
             why: "the device has no function-level reset".into(),
         })?;
         self.command(COMMAND_MEMORY)
-    }
-
-    /// Returns how many interrupt vectors of this kind the device has.
-    ///
-    /// # Errors
-    /// [`Error::Os`] if the request fails.
-    pub fn interrupt_vectors(&self, kind: InterruptKind) -> Result<u32> {
-        let argsz = size_of::<sys::IrqInfo>() as u32;
-        let mut info = sys::IrqInfo { argsz, index: kind.index(), ..Default::default() };
-        // SAFETY: this is the structure that the request takes.
-        unsafe { sys::ioctl_with(self.as_fd(), sys::DEVICE_GET_IRQ_INFO, &mut info) }.map_err(|error| {
-            Error::os(format!("reading the number of {kind} vectors of {}", self.address()), error)
-        })?;
-        Ok(info.count)
-    }
-
-    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds, until the result is dropped.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the device has fewer; [`Error::Os`] if some are enabled already.
-    pub fn interrupts(&self, kind: InterruptKind, vectors: u32) -> Result<Interrupts> {
-        Interrupts::new(self, kind, vectors)
-    }
-
-    /// Maps `memory` at the I/O virtual address `iova`, where the device can access it by DMA. The mapping
-    /// exists until the result is dropped.
-    ///
-    /// # Errors
-    /// - [`Error::Unsupported`] for memory other than whole pages of host memory.
-    /// - [`Error::NotReady`] if the limit of locked memory is reached.
-    /// - [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
-    pub fn map_dma(&self, memory: &Region, iova: u64) -> Result<DmaMapping> {
-        DmaMapping::new(self, memory, iova)
     }
 }
 

@@ -8,6 +8,19 @@ use std::io;
 
 const PAGE: u64 = 4096;
 
+impl Device {
+    /// Maps `memory` at the I/O virtual address `iova`, where the device can access it by DMA. The mapping
+    /// exists until the result is dropped.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] for memory other than whole pages of host memory.
+    /// - [`Error::NotReady`] if the limit of locked memory is reached.
+    /// - [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
+    pub fn map_dma(&self, memory: &Region, iova: u64) -> Result<DmaMapping> {
+        DmaMapping::new(self, memory, iova)
+    }
+}
+
 /// A mapping of memory for a device's DMA. The mapping keeps the memory alive. Dropping the mapping ends the
 /// device's access.
 #[derive(Debug)]
@@ -18,7 +31,7 @@ pub struct DmaMapping {
 }
 
 impl DmaMapping {
-    pub(super) fn new(device: &Device, memory: &Region, iova: u64) -> Result<Self> {
+    fn new(device: &Device, memory: &Region, iova: u64) -> Result<Self> {
         let name = device.address();
         if !memory.location().is_cpu_memory() {
             return Err(Error::Unsupported {

@@ -19,7 +19,7 @@ pub enum InterruptKind {
 }
 
 impl InterruptKind {
-    pub(super) fn index(self) -> u32 {
+    fn index(self) -> u32 {
         match self {
             InterruptKind::Msi => 1,
             InterruptKind::MsiX => 2,
@@ -36,6 +36,30 @@ impl fmt::Display for InterruptKind {
     }
 }
 
+impl Device {
+    /// Returns how many interrupt vectors of this kind the device has.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the request fails.
+    pub fn interrupt_vectors(&self, kind: InterruptKind) -> Result<u32> {
+        let argsz = size_of::<sys::IrqInfo>() as u32;
+        let mut info = sys::IrqInfo { argsz, index: kind.index(), ..Default::default() };
+        // SAFETY: this is the structure that the request takes.
+        unsafe { sys::ioctl_with(self.as_fd(), sys::DEVICE_GET_IRQ_INFO, &mut info) }.map_err(|error| {
+            Error::os(format!("reading the number of {kind} vectors of {}", self.address()), error)
+        })?;
+        Ok(info.count)
+    }
+
+    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds, until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has fewer; [`Error::Os`] if some are enabled already.
+    pub fn interrupts(&self, kind: InterruptKind, vectors: u32) -> Result<Interrupts> {
+        Interrupts::new(self, kind, vectors)
+    }
+}
+
 /// The enabled interrupts of a device. Dropping this value disables them.
 ///
 /// Each vector has an eventfd that counts its interrupts. One read may therefore report several interrupts.
@@ -48,7 +72,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    pub(super) fn new(device: &Device, kind: InterruptKind, vectors: u32) -> Result<Self> {
+    fn new(device: &Device, kind: InterruptKind, vectors: u32) -> Result<Self> {
         let there = device.interrupt_vectors(kind)?;
         if vectors == 0 || vectors > there {
             return Err(Error::Unsupported {

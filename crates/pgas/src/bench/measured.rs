@@ -1,7 +1,6 @@
 //! What the bench needs of a transport beyond [`Transport`]: waits in a chosen completion mode, names of the
 //! paths, and cases that exist for only one transport.
 
-use super::waits::MODES;
 use super::{Bench, Point};
 use crate::error::{Error, Lost, Result};
 use crate::transport::select::AnyTransport;
@@ -12,6 +11,9 @@ use crate::transport::{Awaited, Transport};
 use inlane_core::completion::CompletionMode;
 use std::time::Duration;
 
+/// All completion modes.
+pub(super) const MODES: [CompletionMode; 3] =
+    [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
 /// The longest time that the bench waits for an operation before it fails.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 

@@ -3,7 +3,7 @@
 //!
 //! The modes take turns within a repeat. Other load on the machine then affects all modes equally.
 
-use super::measured::Measured;
+use super::measured::{MODES, Measured};
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, DONE, MeasuredOperation, Point, SIGNAL};
 use crate::error::Result;
@@ -17,9 +17,6 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// All completion modes.
-pub(super) const MODES: [CompletionMode; 3] =
-    [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
 /// Number of messages in a series. The peer answers only the last one.
 const SERIES: u64 = 64;
 /// How long PE 1 waits while nothing arrives, to measure the processor time of waiting.

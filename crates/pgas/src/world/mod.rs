@@ -17,15 +17,17 @@ mod channel;
 mod collective;
 mod context;
 mod heap;
+mod set;
 #[cfg(test)]
 pub(crate) mod tests;
 mod typed;
 mod wait;
 
 pub use channel::{Channel, Group};
-pub use collective::{Reduce, Set};
+pub use collective::Reduce;
 pub use context::Context;
 pub use heap::Heap;
+pub use set::Set;
 pub use typed::{Element, Symmetric};
 
 use crate::error::{Error, Result};

@@ -11,7 +11,7 @@
 //! ```
 
 use super::doorbell::Doorbell;
-use super::memory::{Memory, RING_HEADER, Ring, SLOT, create, map};
+use super::memory::{MOST_SLOTS_LOG2, Memory, RING_HEADER, Ring, SLOT, create, map};
 use inlane_core::port::PEER_MESSAGE;
 #[cfg(doc)]
 use inlane_core::port::PeerChannel;
@@ -38,8 +38,6 @@ const VERSION: u16 = 0x200;
 const NAME: usize = 32;
 /// The longest secret, in bytes.
 const SECRET: usize = 24;
-/// The largest ring that either end accepts, as a power of two.
-pub(super) const MOST_SLOTS_LOG2: u8 = 14;
 /// The most regions that a client may share. DPDK's clients share one or two.
 const MOST_REGIONS: usize = 16;
 /// The flag of ADD_RING for a ring whose packets go from the client to the server.

@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
+/// The largest ring that either end accepts, as a power of two.
+pub(super) const MOST_SLOTS_LOG2: u8 = 14;
 /// The bytes of a ring before its descriptors.
 pub(super) const RING_HEADER: usize = 128;
 /// The bytes of a descriptor.
@@ -61,7 +63,7 @@ unsafe impl Send for Ring {}
 impl Ring {
     /// Returns the ring at an offset of a region. Returns `None` if it is not aligned, too large, or exceeds the region.
     pub(super) fn new(region: &Region, offset: u32, slots_log2: u8) -> Option<Self> {
-        if slots_log2 > super::control::MOST_SLOTS_LOG2 || !offset.is_multiple_of(64) {
+        if slots_log2 > MOST_SLOTS_LOG2 || !offset.is_multiple_of(64) {
             return None;
         }
         let whole = region.slice(offset as usize, RING_HEADER + (SLOT << slots_log2)).ok()?;

@@ -11,7 +11,6 @@
 
 mod file;
 mod output;
-mod pcapng;
 pub mod reader;
 mod sink;
 mod source;

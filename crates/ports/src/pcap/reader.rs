@@ -5,7 +5,8 @@
 //!
 //! [`CaptureReader`] limits the memory that a damaged file can make it use. It reports the offset of a fault.
 
-use super::pcapng::Interface;
+mod pcapng;
+
 use crate::field::PACKETS;
 use inlane_core::{Error, Result};
 use pcap_parser::nom;
@@ -13,6 +14,7 @@ use pcap_parser::{
     LegacyPcapBlock, PcapError, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified,
     parse_pcap_header,
 };
+use pcapng::Interface;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -24,7 +26,7 @@ pub const MAX_RECORD: usize = 1 << 20;
 /// Length of a classic capture's header, in bytes. The first block of a pcapng capture is longer.
 pub const CLASSIC_HEADER: usize = 24;
 const BUFFER: usize = 1 << 18;
-pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 
 /// One packet of a capture. [`CaptureReader::data`] returns its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,9 +38,9 @@ pub struct Record {
     /// Number of the interface on which the packet was captured. Interfaces are counted over all sections of
     /// the capture.
     pub interface: u32,
-    pub(super) data: Range<usize>,
+    data: Range<usize>,
     /// The offset in the buffer at which this record ends.
-    pub(super) end: usize,
+    end: usize,
 }
 
 impl Record {
@@ -59,7 +61,7 @@ pub enum Resolution {
 
 type ParseClassic = fn(&[u8]) -> nom::IResult<&[u8], LegacyPcapBlock<'_>, PcapError<&[u8]>>;
 
-pub(super) enum Format {
+enum Format {
     /// The format is unknown, because the capture's header has not been read yet.
     Unknown,
     Classic {
@@ -81,16 +83,16 @@ pub(super) enum Format {
 pub struct CaptureReader {
     name: String,
     input: Box<dyn Read + Send>,
-    pub(super) buffer: Vec<u8>,
-    pub(super) start: usize,
+    buffer: Vec<u8>,
+    start: usize,
     end: usize,
     /// The position of the next record in the input, in bytes.
     offset: u64,
-    pub(super) format: Format,
-    pub(super) resolution: Resolution,
+    format: Format,
+    resolution: Resolution,
     /// Packets consumed since the beginning of the input.
     packets: u64,
-    pub(super) current: Option<Record>,
+    current: Option<Record>,
     /// True if the last read found no bytes because the input's writer pauses.
     waiting: bool,
     /// True if the input has ended.
@@ -239,7 +241,7 @@ impl CaptureReader {
         }
     }
 
-    pub(super) fn skip(&mut self, bytes: usize) {
+    fn skip(&mut self, bytes: usize) {
         self.start += bytes;
         self.offset += bytes as u64;
     }
@@ -283,7 +285,7 @@ impl CaptureReader {
     ///
     /// # Errors
     /// If `length` exceeds `max`, or if the input ends within the record.
-    pub(super) fn fill_record(&mut self, length: usize, max: usize) -> Result<bool> {
+    fn fill_record(&mut self, length: usize, max: usize) -> Result<bool> {
         if length > max {
             return Err(self.damaged(&format!("the record there claims {length} bytes")));
         }
@@ -353,12 +355,12 @@ impl CaptureReader {
         Error::port_usage(&self.name, format!("it is not a capture: {why}; {remedy}"))
     }
 
-    pub(super) fn not_ethernet(&self, link: i32) -> Error {
+    fn not_ethernet(&self, link: i32) -> Error {
         let remedy = "give a capture of Ethernet interfaces (link type 1)";
         Error::port_usage(&self.name, format!("its packets have link type {link}; {remedy}"))
     }
 
-    pub(super) fn damaged(&self, why: &str) -> Error {
+    fn damaged(&self, why: &str) -> Error {
         self.failed(format!("it is damaged at offset {}: {why}", self.offset))
     }
 
@@ -387,7 +389,7 @@ impl CaptureReader {
 }
 
 /// Returns the first four bytes of `bytes` as a number.
-pub(super) fn word(bytes: &[u8], big_endian: bool) -> u32 {
+fn word(bytes: &[u8], big_endian: bool) -> u32 {
     let bytes = [bytes[0], bytes[1], bytes[2], bytes[3]];
     if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }
 }

@@ -22,6 +22,9 @@ const WRITE_NS: u64 = 200_000_000;
 /// The longest time for which a receive keeps its buffer posted, in nanoseconds. Signals are blocked meanwhile.
 pub(super) const WHOLE_NS: u64 = 5_000_000;
 
+/// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
+pub(super) const LOOK_NS: u64 = 1000;
+
 /// The longest time for which a fork or exec waits until no buffer is posted, in nanoseconds.
 const END_NS: u64 = 10_000_000;
 
@@ -117,7 +120,7 @@ impl Receive<'_> {
             if now >= end || now >= start + WHOLE_NS || !is_unchanged() || !self.may_post() {
                 return;
             }
-            if now >= looked + super::receive::LOOK_NS {
+            if now >= looked + LOOK_NS {
                 looked = now;
                 if is_polled_readable(self.fd) {
                     return;

@@ -1,7 +1,7 @@
 //! Receives bytes of the receive ring in shared memory, and polls for them.
 
 use super::leave;
-use super::post::Receive;
+use super::post::{LOOK_NS, Receive};
 use super::{are_possible, buffers, slot};
 use crate::signals::BlockedSignals;
 use crate::slots::{ask, await_move, blocks, entry, is_same, is_same_quietly, stop};
@@ -12,9 +12,6 @@ use inlane_offload_protocol::slots::Slot;
 use libc::{c_void, iovec, ssize_t};
 use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
-
-/// During an active wait, the time in nanoseconds between two checks whether the socket pair has bytes.
-pub(super) const LOOK_NS: u64 = 1000;
 
 /// Returns the number of received bytes of socket `fd` in shared memory, or `None` if there are none.
 pub fn available(fd: RawFd) -> Option<usize> {

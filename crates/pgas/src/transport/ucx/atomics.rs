@@ -1,7 +1,7 @@
 //! Atomics of the UCX transport: by this processor on mapped memory, else by UCX.
 
 use super::library::{self, OperationParameters, RequestPointer, Status};
-use super::transfers::release;
+use super::release;
 use super::{Flow, Segment, Worker, buffered};
 use crate::error::{Error, Result};
 #[cfg(doc)]

@@ -10,7 +10,7 @@
 //! bytes, the next operation on it waits until UCX has completed enough of them.
 
 use super::library::{self, KeyHandle, OperationParameters, RequestPointer, Status};
-use super::transfers::release;
+use super::release;
 use super::{Endpoint, Flow, Handles, Worker};
 use crate::error::Result;
 use std::ffi::c_void;

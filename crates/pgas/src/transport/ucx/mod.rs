@@ -223,6 +223,18 @@ struct Flow {
     delivered: AtomicU64,
 }
 
+/// Frees the request of an operation that UCX has completed with `status`, and notes a failure in `flow`.
+fn release(request: *mut std::ffi::c_void, status: Status, flow: &Flow) {
+    if status != OK {
+        flow.fail(status);
+    }
+    if let Ok(library) = Library::load() {
+        // SAFETY: the request is complete, and only this call frees it. UCX runs this callback inside one of
+        // its own calls for the worker of the request. These are made under one lock.
+        unsafe { (library.request_free)(request) };
+    }
+}
+
 /// What a span of symmetric memory lies in: the memory that UCX allocated, or the program's static objects.
 #[derive(Clone, Copy)]
 enum Segment {

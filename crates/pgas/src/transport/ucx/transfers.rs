@@ -1,7 +1,7 @@
 //! Puts and gets of the UCX transport: copies to and from mapped memory, else operations of UCX.
 
 use super::library::{self, IN_PROGRESS, OperationParameters, RequestPointer, Status};
-use super::{Endpoint, Flow, Handles, Peer, Segment, Worker, buffered};
+use super::{Endpoint, Flow, Handles, Peer, Segment, Worker, buffered, release};
 use crate::error::Result;
 use crate::transport::Reuse;
 #[cfg(doc)]
@@ -41,17 +41,6 @@ extern "C" fn completed(request: *mut c_void, status: Status, flow: *mut c_void)
     let flow = unsafe { &*flow.cast::<Flow>() };
     flow.uncount(buffered::WEIGHT);
     release(request, status, flow);
-}
-
-pub(super) fn release(request: *mut c_void, status: Status, flow: &Flow) {
-    if status != library::OK {
-        flow.fail(status);
-    }
-    if let Ok(library) = library::Library::load() {
-        // SAFETY: the request is complete, and only this call frees it. UCX runs this callback inside one of
-        // its own calls for the worker of the request. These are made under one lock.
-        unsafe { (library.request_free)(request) };
-    }
 }
 
 /// UCX's locked handles, the endpoint to a PE, and the address and key of that PE's memory.

@@ -1,6 +1,6 @@
 //! Reads the blocks of pcapng captures.
 
-use super::reader::{CaptureReader, ETHERNET, Format, MAX_RECORD, Record, Resolution, SECTION_HEADER, word};
+use super::{CaptureReader, ETHERNET, Format, MAX_RECORD, Record, Resolution, SECTION_HEADER, word};
 use inlane_core::Result;
 use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Block, parse_block_be, parse_block_le};
