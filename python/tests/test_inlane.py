@@ -1,4 +1,4 @@
-"""Tests of the Python package. `packaging/test python` runs them with the compiled part, and sets INLANE_COMMAND."""
+"""Tests of the Python package. `packaging/python-test` runs them with the compiled part, and sets INLANE_COMMAND."""
 
 import os
 import signal
