@@ -36,7 +36,7 @@ impl Busy {
     fn new(random: &mut Random, mut host: Host, total: u64) -> Self {
         let mut chunk = || [1 << 20, 65_536, 1000][random.below(3) as usize];
         let chunks = [chunk(), chunk()];
-        let pause = [MILLISECOND / 10, 5 * MILLISECOND][random.below(2) as usize];
+        let pause = [MILLISECOND / 10, 5 * MILLISECOND, 2 * SECOND][random.below(3) as usize];
         host.connection.set_receive_capacity(FIRST_WINDOW as u32);
         host.close = false;
         Self { host, total, chunks, next: [0; 2], pause, window: FIRST_WINDOW, grows_at: FIRST_WINDOW }
