@@ -204,12 +204,16 @@ impl Engine {
 
     /// Counts the connections that wait in a listener's pair, because the engine does not notice when the program takes one.
     /// If the kernel gives no answer, counts none, because a count that only grows would refuse all further connections.
-    pub(super) fn count_waiting(&self, key: Key) {
+    /// Removes the listener if the program has closed it, because its pair then seems to have room.
+    pub(super) fn count_waiting(&mut self, key: Key) {
         if let Some(socket) = self.stack.sockets.get(key)
             && let Role::Listening(listening) = &socket.role
             && let Some(end) = &socket.attachment.end
         {
             listening.waiting.recount(pair::waiting_connections(end).unwrap_or(0));
+            if pair::hung_up(end.as_raw_fd()) {
+                self.remove(key);
+            }
         }
     }
 

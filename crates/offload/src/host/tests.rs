@@ -573,6 +573,26 @@ fn a_descriptor_in_its_own_pair_keeps_no_socket_alive() {
     assert_eq!(bench.engine.stack.sockets.len(), 0);
 }
 
+/// The connections in the pair of a closed listener are gone, so its backlog seems to have room.
+#[test]
+fn a_listener_with_a_full_backlog_that_was_just_closed_refuses_connections() {
+    let mut bench = Bench::new(100);
+    let listener = bench.listening("127.0.0.1:8080");
+    let mut clients = Vec::new();
+    // One more than the backlog.
+    for _ in 0..17 {
+        clients.push(bench.connecting("127.0.0.1:8080").1.unwrap());
+        bench.turn();
+    }
+    let client = bench.connecting("127.0.0.1:8080").1.unwrap();
+    bench.engine.serve_changed(bench.now); // sends the SYN
+    drop(listener);
+    bench.engine.receive_own(bench.now);
+    bench.turn();
+    let end = End::of(client.as_raw_fd(), Asking { own: libc::getsockname, peer: libc::getpeername });
+    assert_eq!(end, End::Failed(libc::ECONNREFUSED));
+}
+
 /// A program closes a socket while its data fits neither into the send ring nor into the peer's window.
 #[test]
 fn a_peer_that_never_reads_keeps_no_closed_socket() {
