@@ -23,9 +23,9 @@ use crate::stack::card::message::{
     other_version,
 };
 use crate::stack::card::{Channel, SILENCE_NS};
-use crate::stack::input::{Established, Outcome};
 use crate::stack::network::Network;
 use crate::stack::options::SocketOptions;
+use crate::stack::outcome::{Established, Outcome};
 use crate::stack::packet::Arrival;
 use crate::stack::socket::{Role, Socket};
 use crate::stack::{Stack, StackConfig};

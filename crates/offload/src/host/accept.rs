@@ -7,8 +7,8 @@ use super::socket::{Attachment, ListenerPair, Pair, Pending, ProgramEnd, Socket,
 use super::stream::CHECKED_READS;
 use crate::lock;
 use crate::stack::arena::Key;
-use crate::stack::input::Established;
 use crate::stack::options::SocketOptions;
+use crate::stack::outcome::Established;
 use crate::stack::socket::Role;
 use crate::stack::stream::Stream;
 use inlane_offload_protocol::slots::{Area, Records};

@@ -3,8 +3,8 @@
 
 use super::Engine;
 use super::shared::Task;
-use crate::stack::icmp::Refusal;
-use crate::stack::input::Outcome;
+use crate::stack::outcome::Outcome;
+use crate::stack::outcome::Refusal;
 use crate::stack::packet::Arrival;
 
 impl Engine {

@@ -10,7 +10,7 @@ use super::pair;
 use super::shared::{MovedSocket, PassedPacket, Shared, Task};
 use super::socket::{Attachment, Pair};
 use crate::stack::arena::Key;
-use crate::stack::network::Heard;
+use crate::stack::outcome::Heard;
 use crate::stack::packet::Arrival;
 use inlane_offload_protocol::message::Operation;
 use rustix::event::epoll;

@@ -2,8 +2,8 @@
 
 use super::Stack;
 use super::arena::Key;
-use super::input::Outcome;
 use super::network::{self, Route};
+use super::outcome::{Outcome, ReceivedDatagram};
 use super::packet::ReceivedPacket;
 use super::socket::{Role, Socket};
 use inlane_wire::checksum::Sum;
@@ -15,18 +15,6 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 const MOST_V4: usize = 65507;
 /// The most payload bytes of a datagram over IPv6.
 const MOST_V6: usize = 65527;
-
-/// A received UDP datagram for a port of this thread.
-pub struct ReceivedDatagram<'a> {
-    /// The destination.
-    pub local: SocketAddr,
-    /// The sender.
-    pub remote: SocketAddr,
-    /// The payload.
-    pub data: &'a [u8],
-    /// The packet.
-    pub packet: ReceivedPacket<'a>,
-}
 
 /// Why a datagram cannot be sent, or a UDP socket cannot be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! ICMP: echo replies, errors that other hosts report, and errors that the stack reports to them.
 
 use super::Stack;
-use super::input::Outcome;
 use super::network::Payload;
+use super::outcome::{Outcome, Refusal};
 use super::packet::{ReceivedPacket, original};
 use super::socket::{Role, Socket};
 use inlane_tcp::Events;
@@ -21,17 +21,6 @@ pub const ICMP_BURST: u64 = 50;
 pub const ICMP_NS: u64 = 1_000_000;
 /// The code of an ICMPv6 error: communication is administratively prohibited.
 const PROHIBITED_V6: u8 = 1;
-
-/// Why a datagram was refused, as an ICMP error reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The destination has no socket at the port.
-    Port,
-    /// The destination has no such protocol.
-    Protocol,
-    /// A firewall prohibits it.
-    Prohibited,
-}
 
 /// A message of ICMP or ICMPv6 that the stack sends.
 struct Answer<'a, const PROTOCOL: u8> {

@@ -3,61 +3,16 @@
 use super::Stack;
 use super::arena::Key;
 use super::card::message::is_message;
-use super::datagram::ReceivedDatagram;
-use super::icmp::Refusal;
-use super::network::{Heard, Outcome as Reassembled, Route};
+use super::network::{Outcome as Reassembled, Route};
+use super::outcome::{Established, Outcome};
 use super::packet::{Arrival, Headers, MOST_HEAD, ReceivedPacket, Refused, parse};
 use super::rdma::is_roce;
 use super::socket::{Role, Socket};
-use inlane_tcp::{Ecn, Flow, Handshake, Segment, State, TimeWaitAction, Verdict, reset_for};
+use inlane_tcp::{Ecn, Flow, Segment, State, TimeWaitAction, Verdict, reset_for};
 use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::tcp::RST;
 use inlane_wire::{ipv4, ipv6, tcp};
 use std::net::{IpAddr, SocketAddr};
-
-/// What the stack's caller must do after a packet was received.
-pub enum Outcome<'a> {
-    /// Nothing.
-    Done,
-    /// Pass the IP packet to the thread `to`.
-    Pass { to: usize, bytes: &'a [u8], arrival: Arrival },
-    /// Move the connection `key` to the thread `to`, on which its packets arrive. Then pass the IP packet to that thread.
-    Move { key: Key, to: usize, bytes: &'a [u8], arrival: Arrival },
-    /// Take the connections that were moved to this thread, because the packet's connection may be among them. Then
-    /// process the IP packet again, with [`Arrival::awaited`] set.
-    Await { bytes: &'a [u8], arrival: Arrival },
-    /// Count the connections of the listener `listener` that wait to be accepted, because they seem to fill its backlog. Then
-    /// process the IP packet again, with [`Arrival::counted`] set.
-    Count { listener: Key, bytes: &'a [u8], arrival: Arrival },
-    /// Process this IP packet, which was reassembled from fragments.
-    Reassembled(Vec<u8>),
-    /// Create the connection of a completed handshake, or answer its segment with a reset.
-    Established(Established<'a>),
-    /// Create a connection that the card has accepted, or refuse it with [`Stack::refuse_card_stream`].
-    Accepted { listener: Key, flow: Flow, id: u64, segment_size: u16 },
-    /// Count the connections of a listener that wait to be accepted, and call [`Stack::tell_waiting`].
-    CountForCard { listener: Key },
-    /// Deliver a datagram to a UDP socket.
-    Datagram(ReceivedDatagram<'a>),
-    /// Report to the program of the connected UDP socket `key` that a datagram was refused.
-    Unreachable { key: Key, refusal: Refusal },
-    /// Tell the other threads a neighbour's MAC address.
-    Heard(Heard),
-}
-
-/// A handshake that a listener has completed.
-pub struct Established<'a> {
-    /// The listener.
-    pub listener: Key,
-    /// The addresses of the connection.
-    pub flow: Flow,
-    /// The segment that completed the handshake. It may carry data.
-    pub segment: Segment<'a>,
-    /// What both sides agreed on.
-    pub handshake: Handshake,
-    /// True if the flow was in TIME-WAIT. Call [`Stack::end_time_wait`] afterwards.
-    pub reopens: bool,
-}
 
 impl<A> Stack<A> {
     /// Processes a frame from the port.

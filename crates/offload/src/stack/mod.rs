@@ -24,6 +24,7 @@ pub mod icmp;
 pub mod input;
 pub mod network;
 pub mod options;
+pub mod outcome;
 pub mod owners;
 pub mod packet;
 mod ports;

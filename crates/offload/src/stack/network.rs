@@ -10,7 +10,6 @@ mod send;
 pub use datagram::Datagram;
 pub use payload::{Checksum, Payload};
 pub use reassembly::{Outcome, Reassembly};
-pub use send::Heard;
 
 use super::card::Channel;
 use inlane_core::packet::{Packet, Pool};

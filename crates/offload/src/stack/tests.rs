@@ -5,9 +5,9 @@ mod fairness;
 pub(crate) mod rdma;
 
 use super::arena::Key;
-use super::input::{Established, Outcome};
 use super::network::{Network, NetworkConfig};
 use super::options::SocketOptions;
+use super::outcome::{Established, Outcome};
 use super::packet::Arrival;
 use super::socket::{Datagram, Role, Socket};
 use super::{Stack, StackConfig, datagram};

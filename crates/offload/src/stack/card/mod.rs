@@ -13,9 +13,9 @@ pub mod message;
 
 use super::Stack;
 use super::arena::Key;
-use super::input::Outcome;
 use super::network::{Network, Route};
 use super::options::SocketOptions;
+use super::outcome::Outcome;
 use super::rdma::Transport;
 use super::socket::{Role, Socket};
 use super::stream::{Stream, Unopened};

@@ -4,6 +4,7 @@
 use super::neighbours::{Ask, Lookup};
 use super::payload::{Checksum, Payload};
 use super::{MOST_WAITING, Network, Route, all_nodes};
+use crate::stack::outcome::Heard;
 use crate::stack::packet::MOST_HEAD;
 use inlane_core::packet::Packet;
 use inlane_core::port::Reservation;
@@ -412,19 +413,6 @@ impl Network {
     pub fn has_timer(&self) -> bool {
         self.neighbours.is_asking()
     }
-}
-
-/// A neighbour's MAC address that this thread has received. The engine's other threads must learn it.
-pub struct Heard {
-    /// The neighbour's IP address.
-    pub address: IpAddr,
-    /// The neighbour's MAC address.
-    pub mac: Mac,
-    /// True if a thread that has no entry for the neighbour must create one. If false, the threads only
-    /// update existing entries.
-    pub add: bool,
-    /// True if the neighbour sent the message to this host. False if the neighbour announced itself to all hosts.
-    pub asked: bool,
 }
 
 fn write_ethernet(bytes: &mut [u8], source: Mac, ethertype: u16) {

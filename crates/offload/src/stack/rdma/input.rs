@@ -2,7 +2,7 @@
 
 use super::Transport;
 use crate::stack::Stack;
-use crate::stack::input::Outcome;
+use crate::stack::outcome::Outcome;
 use crate::stack::packet::{DatagramHeaders, ReceivedPacket};
 use crate::stack::socket::{Role, Socket};
 use inlane_rdma::{CONTROL, MAX_HEADERS, data_headers};
