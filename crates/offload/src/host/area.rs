@@ -1,6 +1,6 @@
 //! The memory that the engine shares with a process: creates it, and assigns its slots.
 
-use super::kept::KeptPair;
+use super::pair::KeptPair;
 use crate::lock;
 use crate::stack::arena::Key;
 use inlane_offload_protocol::slots::{Area, Life, SLOTS, Slot};
@@ -9,17 +9,17 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The number of connections in a row that leave their slots unused, before new ones get none.
 const MOST_UNUSED: u32 = 8;
 
-/// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
-/// no connection uses the memory.
 /// How long a thread that was woken may take to run, in nanoseconds. Longer only if the processors have much other work.
 const WAKING_NS: u64 = 10_000_000;
 
+/// The memory that the engine shares with one process. The memory is unmapped once the process has ended and
+/// no connection uses the memory.
 #[derive(Debug)]
 pub struct SharedArea {
     start: NonNull<u8>,
@@ -312,5 +312,28 @@ impl Drop for SharedArea {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this value, and nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// An area whose doorbell a thread of the engine polls. A copy of it is kept with each connection of this thread and area.
+#[derive(Clone, Debug)]
+pub(super) struct Polled(Arc<(Arc<SharedArea>, usize)>);
+
+impl Polled {
+    pub fn new(area: &Arc<SharedArea>, thread: usize) -> Self {
+        Self(Arc::new((area.clone(), thread)))
+    }
+
+    pub fn area(&self) -> &Arc<SharedArea> {
+        &self.0.0
+    }
+
+    pub fn thread(&self) -> usize {
+        self.0.1
+    }
+
+    /// Returns true if a connection has a copy.
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 }

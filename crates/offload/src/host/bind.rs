@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::pair;
-use super::request::Refusal;
+use super::reply::Refusal;
 use crate::stack::arena::Key;
 use crate::stack::options::SocketOptions;
 use std::net::SocketAddr;

@@ -505,7 +505,7 @@ impl Engine {
         let is_early = reply.status == libc::EBADF
             && may_wait
             && !request.known.get()
-            && super::open::is_trusted(request.user)
+            && super::permits::is_trusted(request.user)
             && self.control.early.len() < MOST_EARLY;
         if is_early && request.attached.as_ref().is_some_and(pair::is_opened) {
             return Some(request);

@@ -5,7 +5,7 @@
 use super::Engine;
 use super::closer::UserCloser;
 use super::control::{Client, Outstanding};
-use super::permits::{Kind, Permit};
+use super::permits::{Duplicate, Kind};
 use super::shared::Task;
 use super::socket::{Attachment, ListenerPair, Pair, Socket};
 use crate::lock;
@@ -17,14 +17,6 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-
-/// A duplicate of a descriptor.
-#[derive(Debug)]
-pub(crate) struct Duplicate {
-    pub descriptor: OwnedFd,
-    /// Counts the duplicate. Keep it until the descriptor is closed.
-    pub permit: Permit,
-}
 
 /// The announcement of a new or changed listener. It is for the threads that get copies of the listener.
 pub(super) struct Announcement {

@@ -3,7 +3,8 @@
 use super::Engine;
 use super::control::Request;
 use super::datagram::{apply_datagram_option, errno};
-use super::request::{KEPT, Refusal, Reply, canonical, initial_options, owner, this_host};
+use super::reply::{Refusal, Reply};
+use super::request::{KEPT, canonical, initial_options, owner, this_host};
 use super::socket::{DatagramPair, Pair, Socket};
 use crate::stack::arena::Key;
 use crate::stack::datagram::local_for;

@@ -6,8 +6,8 @@
 mod publishing;
 mod wake;
 
+use super::area::Polled;
 use super::area::SharedArea;
-use super::slots::Polled;
 use crate::stack::arena::Key;
 use crate::stack::posted::{OutsideArena, PostedBuffers};
 use crate::stack::ring::{ByteRing, Span};

@@ -4,12 +4,11 @@
 
 use super::Engine;
 use super::area::SharedArea;
-use super::closer::UserCloser;
 use super::control::Client;
 use super::control::Request;
-use super::pair;
-use super::permits::Permit;
-use super::request::{NewSocket, OwningProgram, Refusal, Reply};
+use super::pair::KeptPair;
+use super::reply::{Refusal, Reply};
+use super::request::{NewSocket, OwningProgram};
 use super::socket::{Attachment, Pair, Pending, ProgramEnd, Socket, StreamPair};
 use crate::lock;
 use crate::stack::arena::Key;
@@ -17,53 +16,9 @@ use crate::stack::options::SocketOptions;
 use crate::stack::socket::Role;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::{SocketKind, SocketName};
-use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
-
-/// A pair without a connection. The program keeps the other end.
-pub(super) struct KeptPair {
-    /// The engine's end. `None` only while it is dropped.
-    end: Option<OwnedFd>,
-    cookie: u64,
-    /// The inode and the device of the program's end.
-    inode: (u64, u64),
-    /// True for family AF_INET6.
-    v6: bool,
-    /// True if the program opens connections over the pair.
-    opened: bool,
-    /// The epoll instance that watches the end.
-    epoll: Arc<OwnedFd>,
-    /// Counts the pair as a socket of its process.
-    permit: Arc<Permit>,
-    closer: Arc<UserCloser>,
-}
-
-impl KeptPair {
-    /// Returns the inode of the program's end.
-    pub(super) fn inode(&self) -> u64 {
-        self.inode.0
-    }
-}
-
-impl fmt::Debug for KeptPair {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("KeptPair").field("end", &self.end).finish_non_exhaustive()
-    }
-}
-
-impl Drop for KeptPair {
-    /// Closes the end: on another thread if descriptors may wait there, because their close could block.
-    fn drop(&mut self) {
-        if let Some(end) = self.end.take()
-            && !pair::has_no_descriptors(&end, true)
-        {
-            super::stop_watching(&self.epoll, &end);
-            self.closer.close(vec![end], Some(Box::new(self.permit.clone())));
-        }
-    }
-}
 
 /// A kept pair for a new connection, and its slot, which is reserved until this is dropped.
 pub(super) struct Reused {

@@ -32,6 +32,7 @@ pub mod pair;
 mod pass;
 mod peer;
 mod permits;
+mod reply;
 mod report;
 mod request;
 mod run;

@@ -9,8 +9,9 @@
 use super::Engine;
 use super::control::Request;
 use super::pair::{self, Filled};
-use super::permits::Permit;
-use super::request::{NewSocket, Refusal, Reply, canonical, owner, this_host};
+use super::permits::{Permit, is_trusted};
+use super::reply::{Refusal, Reply};
+use super::request::{NewSocket, canonical, owner, this_host};
 use super::socket::{Pair, StreamPair};
 use crate::stack::network::Route;
 use crate::stack::options::SocketOptions;
@@ -21,19 +22,7 @@ use inlane_offload_protocol::name::End;
 use inlane_offload_protocol::rules::Use;
 use inlane_tcp::Flow;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
-
-/// The user that stands for all users whom a user namespace does not map.
-const OVERFLOW_USER: u32 = 65534;
-
-/// Returns true if clients of user `user` may open connections over socket pairs that they created
-/// themselves.
-pub(super) fn is_trusted(user: u32) -> bool {
-    static OWN: OnceLock<u32> = OnceLock::new();
-    // SAFETY: has no preconditions.
-    let own = *OWN.get_or_init(|| unsafe { libc::geteuid() });
-    user == 0 || user == own && own != OVERFLOW_USER
-}
+use std::sync::Arc;
 
 impl Engine {
     /// Connects a new socket over the socket pair that came with the request. If this fails, writes the errno

@@ -3,10 +3,9 @@
 use super::Engine;
 use super::control::Request;
 use super::pair::{self, Filled};
+use super::reply::Reply;
 use super::report;
-use super::request::Reply;
 use super::socket::Pair;
-use super::stream::limit_pair;
 use crate::stack::socket::Role;
 use inlane_offload_protocol::message::{Message, Operation, write_options};
 
@@ -37,7 +36,7 @@ impl Engine {
                 }
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                     stream.limit_rings(options);
-                    limit_pair(options, attachment.end.as_ref());
+                    pair::limit(options, attachment.end.as_ref());
                 }
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                     stream.limit_rings(options);

@@ -2,15 +2,18 @@
 
 mod ending;
 mod filled;
+mod kept;
 mod messages;
 mod waiting;
 
 pub use ending::*;
 pub use filled::*;
+pub use kept::*;
 pub use messages::*;
 pub use waiting::*;
 
 use crate::stack::arena::Key;
+use crate::stack::options::SocketOptions;
 use crate::stack::ring::Span;
 use inlane_offload_protocol::message::NumberOption;
 use inlane_offload_protocol::name::{Asking, End, SocketKind, SocketName, UnixAddress};
@@ -243,6 +246,16 @@ pub fn checked_cookie(fd: &OwnedFd) -> io::Result<u64> {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     cookie(fd)
+}
+
+/// Sets the limit of SO_RCVBUF for the socket pair, through `end`, the engine's end of the pair. The program has set the
+/// option; the stack limits the rings.
+pub fn limit(options: &SocketOptions, end: Option<&OwnedFd>) {
+    if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
+        // The ring gets half of `bytes`, and the socket pair the other half. Pass a quarter of `bytes`,
+        // because setsockopt doubles the number. If the call fails, the pair keeps its size.
+        let _ = set_option(end, libc::SO_SNDBUF, bytes / 4);
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 //! programs that use the area.
 
 use super::Engine;
-use super::direct::Direct;
 use super::socket::{Attachment, Pair, Socket};
 use crate::lock;
 use crate::stack::arena::Key;
@@ -236,20 +235,5 @@ impl Engine {
             );
             self.stack.touch(key);
         }
-    }
-}
-
-/// Returns why the peer's engine sends the data of a connection in packets. `None` if it stores the data, or RDMA does not carry it.
-/// `shares` is true if this engine can share memory with the peer's.
-pub(super) fn packets_reason(stream: &Stream, direct: Option<&Direct>, shares: bool) -> Option<&'static str> {
-    let carrier = stream.carrier()?;
-    match direct {
-        _ if carrier.is_stored_into() => None,
-        _ if !shares => Some("the engines share no memory"),
-        None => Some("the connection has no slot of shared memory"),
-        Some(direct) if !direct.offered => {
-            Some("the program has not received through shared memory for long enough")
-        }
-        Some(_) => Some("the peer's engine does not store"),
     }
 }

@@ -6,11 +6,11 @@
 //! its end, so one user alone gets at most two thirds of the descriptors. Any further user gets a share of the rest. Root
 //! and the engine's own user may use all.
 
-use super::open::is_trusted;
 use crate::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The most clients at the same time. Each process keeps one connection open. `inlane offload status` also
 /// opens one for its request.
@@ -18,6 +18,18 @@ pub(super) const MOST_CLIENTS: usize = 16384;
 /// The most clients of one process. Without this limit, one program could exclude others from the engine. If
 /// threads of a process send requests at the same time, each of them needs its own client.
 const MOST_OF_PROCESS: usize = 1024;
+
+/// The user that stands for all users whom a user namespace does not map.
+pub(super) const OVERFLOW_USER: u32 = 65534;
+
+/// Returns true if clients of user `user` may open connections over socket pairs that they created
+/// themselves.
+pub(super) fn is_trusted(user: u32) -> bool {
+    static OWN: OnceLock<u32> = OnceLock::new();
+    // SAFETY: has no preconditions.
+    let own = *OWN.get_or_init(|| unsafe { libc::geteuid() });
+    user == 0 || user == own && own != OVERFLOW_USER
+}
 
 /// What needs a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +94,14 @@ fn subtract<K: Hash + Eq>(usages: &mut HashMap<K, Usage>, key: K, kind: Kind) {
             usages.remove(&key);
         }
     }
+}
+
+/// A duplicate of a descriptor.
+#[derive(Debug)]
+pub(crate) struct Duplicate {
+    pub descriptor: OwnedFd,
+    /// Counts the duplicate. Keep it until the descriptor is closed.
+    pub permit: Permit,
 }
 
 /// The permits of all processes and users. Clones share the counts.

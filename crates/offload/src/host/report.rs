@@ -3,10 +3,9 @@
 
 use super::Engine;
 use super::control::{MOST_PASSED, Outstanding, Request};
-use super::direct::DirectBytes;
+use super::direct::{Direct, DirectBytes};
 use super::pair;
-use super::peer::packets_reason;
-use super::request::{Refusal, Reply};
+use super::reply::{Refusal, Reply};
 use super::shared::Task;
 use super::socket::{Pair, Socket, StreamPair};
 use crate::lock;
@@ -373,5 +372,20 @@ impl Part {
             let listed = listeners.get(id).and_then(|&index| sockets[index].backlog.as_mut());
             listed.map(|backlog| *backlog += waiting).is_none()
         });
+    }
+}
+
+/// Returns why the peer's engine sends the data of a connection in packets. `None` if it stores the data, or RDMA does not carry it.
+/// `shares` is true if this engine can share memory with the peer's.
+fn packets_reason(stream: &Stream, direct: Option<&Direct>, shares: bool) -> Option<&'static str> {
+    let carrier = stream.carrier()?;
+    match direct {
+        _ if carrier.is_stored_into() => None,
+        _ if !shares => Some("the engines share no memory"),
+        None => Some("the connection has no slot of shared memory"),
+        Some(direct) if !direct.offered => {
+            Some("the program has not received through shared memory for long enough")
+        }
+        Some(_) => Some("the peer's engine does not store"),
     }
 }

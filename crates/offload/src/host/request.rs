@@ -4,13 +4,12 @@ use super::closer::UserCloser;
 use super::control::Request;
 use super::pair;
 use super::permits::{Kind, Permit};
+use super::reply::Refusal;
 use super::socket::{Attachment, Pair, Socket};
-use super::stream::limit_pair;
 use super::{Engine, report};
 use crate::stack::arena::Key;
 use crate::stack::options::SocketOptions;
 use crate::stack::socket::Role;
-use crate::stack::stream::Unopened;
 use crate::status;
 use inlane_offload_protocol::datagram::LEAST_BUFFER as LEAST_DATAGRAM_BUFFER;
 use inlane_offload_protocol::message::{KERNEL, Message, Operation, read_options};
@@ -22,39 +21,6 @@ use std::sync::Arc;
 
 /// Why a socket stays with the kernel if a rule of the engine says so.
 pub(super) const KEPT: &str = "a rule of the engine keeps it there";
-
-/// Why a request fails: an errno, or the reason why the socket stays with the kernel.
-pub(super) enum Refusal {
-    Errno(i32),
-    Kernel(&'static str),
-}
-
-impl From<i32> for Refusal {
-    fn from(errno: i32) -> Self {
-        Self::Errno(errno)
-    }
-}
-
-impl From<std::io::Error> for Refusal {
-    fn from(error: std::io::Error) -> Self {
-        Self::Errno(error.raw_os_error().unwrap_or(libc::EIO))
-    }
-}
-
-impl From<inlane_tcp::Error> for Refusal {
-    fn from(_: inlane_tcp::Error) -> Self {
-        Self::Errno(libc::EINVAL)
-    }
-}
-
-impl From<Unopened> for Refusal {
-    fn from(why: Unopened) -> Self {
-        Self::Errno(match why {
-            Unopened::Option => libc::EINVAL,
-            Unopened::Memory => libc::ENOBUFS,
-        })
-    }
-}
 
 /// The program that a socket is created for.
 #[derive(Clone, Copy)]
@@ -94,9 +60,6 @@ pub(super) fn owner(request: &Request) -> OwningProgram<'_> {
         closer: &request.client.closer,
     }
 }
-
-/// The reply to a request and the descriptor to send with it, or why the request fails.
-pub(super) type Reply = Result<(Message, Option<Arc<OwnedFd>>), Refusal>;
 
 /// Converts an IPv4-mapped IPv6 address to the IPv4 address. Returns other addresses unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
@@ -328,7 +291,7 @@ impl Engine {
             match role {
                 Role::Stream(stream) => {
                     stream.limit_rings(options);
-                    limit_pair(options, attachment.end.as_ref());
+                    pair::limit(options, attachment.end.as_ref());
                 }
                 _ => sizes[0] = sizes[0].map(|bytes| bytes.max(LEAST_DATAGRAM_BUFFER)),
             }

@@ -2,13 +2,13 @@
 //! doorbell after a send, or has taken received bytes.
 
 use super::Engine;
-use super::area::SharedArea;
+use super::area::{Polled, SharedArea};
 use super::control::{Client, Request};
 use super::direct::Direct;
 use super::memory::allocate_ring;
-use super::open::is_trusted;
 use super::peer::PeerMemory;
-use super::request::{Refusal, Reply};
+use super::permits::is_trusted;
+use super::reply::{Refusal, Reply};
 use super::socket::{Attachment, Pair, Socket, Stack};
 use crate::lock;
 use crate::stack::arena::Key;
@@ -37,24 +37,6 @@ const FEW: usize = 4;
 
 /// The interval at which the engine writes the time into shared memory, in nanoseconds.
 const BEAT_NS: u64 = 1_000_000;
-
-/// An area whose doorbell a thread of the engine polls. A copy of it is kept with each connection of this thread and area.
-#[derive(Clone, Debug)]
-pub(super) struct Polled(Arc<(Arc<SharedArea>, usize)>);
-
-impl Polled {
-    pub fn new(area: &Arc<SharedArea>, thread: usize) -> Self {
-        Self(Arc::new((area.clone(), thread)))
-    }
-
-    pub fn area(&self) -> &Arc<SharedArea> {
-        &self.0.0
-    }
-
-    pub fn thread(&self) -> usize {
-        self.0.1
-    }
-}
 
 /// The slots of a thread's connections, and the existing areas of shared memory.
 #[derive(Default)]
@@ -327,7 +309,7 @@ impl Engine {
         let all = now >= self.slots.check_at;
         if all {
             self.slots.check_at = now + CHECK_NS;
-            self.slots.polled.retain(|polled| Arc::strong_count(&polled.0) > 1);
+            self.slots.polled.retain(Polled::is_used);
             if now >= self.slots.beat_at {
                 self.slots.beat_at = now + BEAT_NS;
                 self.slots.beat();

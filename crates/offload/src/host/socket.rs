@@ -2,10 +2,9 @@
 
 use super::closer::UserCloser;
 use super::control::Client;
-use super::copies::Duplicate;
 use super::direct::{Direct, DirectBytes};
 use super::pair::{self, Filled};
-use super::permits::Permit;
+use super::permits::{Duplicate, Permit};
 use crate::stack::arena::Key;
 use crate::status::DatagramCounters;
 use inlane_offload_protocol::datagram::Header;

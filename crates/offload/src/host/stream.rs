@@ -15,7 +15,7 @@ use inlane_offload_protocol::name::End;
 use inlane_offload_protocol::slots::Claim;
 use inlane_tcp::{EndReason, State};
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// The most bytes that one connection moves in each direction before it is the turn of other connections.
@@ -195,16 +195,6 @@ impl Engine {
             self.totals.add(socket);
         }
         self.remove(key);
-    }
-}
-
-/// Sets the limit of SO_RCVBUF for the socket pair, through `end`, the engine's end of the pair. The program has set the
-/// option; the stack limits the rings.
-pub(super) fn limit_pair(options: &SocketOptions, end: Option<&OwnedFd>) {
-    if let (Some(bytes), Some(end)) = (options.receive_buffer, end) {
-        // The ring gets half of `bytes`, and the socket pair the other half. Pass a quarter of `bytes`,
-        // because setsockopt doubles the number. If the call fails, the pair keeps its size.
-        let _ = pair::set_option(end, libc::SO_SNDBUF, bytes / 4);
     }
 }
 

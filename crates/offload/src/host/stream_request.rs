@@ -4,9 +4,9 @@ use super::Engine;
 use super::control::Request;
 use super::pair::{self, Filled};
 use super::permits::Permit;
-use super::request::{KEPT, Refusal, Reply, canonical, initial_options, owner, this_host};
+use super::reply::{Refusal, Reply};
+use super::request::{KEPT, canonical, initial_options, owner, this_host};
 use super::socket::{Attachment, ListenerPair, Pair, Socket, StreamPair};
-use super::stream::limit_pair;
 use crate::stack::arena::Key;
 use crate::stack::network::Route;
 use crate::stack::options::Predecessor;
@@ -112,7 +112,7 @@ impl Engine {
                 // creates the socket.
                 // With rules, a refusal must reach the program before it gives up the kernel's socket.
                 let opens = self.shared.is_none()
-                    && super::open::is_trusted(request.user)
+                    && super::permits::is_trusted(request.user)
                     && self.settings.rules.is_empty();
                 reply.number = i32::from(opens);
                 if holds {
@@ -199,7 +199,7 @@ impl Engine {
         }
         let socket = self.stack.sockets.get_mut(key).ok_or(libc::EBADF)?;
         stream.limit_rings(&options);
-        limit_pair(&options, socket.attachment.end.as_ref());
+        pair::limit(&options, socket.attachment.end.as_ref());
         socket.local = local;
         // The program may have written to the pair before.
         (socket.role, socket.attachment.pair) = new_role(stream, request);

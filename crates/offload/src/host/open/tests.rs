@@ -199,7 +199,7 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
     let end = Pair::new().open(&mut bench, other, ADDRESS);
     bench.wait_until_closed();
     assert!(pair::hung_up(end.as_raw_fd()));
-    assert!(!is_trusted(OVERFLOW_USER) && is_trusted(0));
+    assert!(!is_trusted(super::super::permits::OVERFLOW_USER) && is_trusted(0));
     // Descriptors that are not the ends of a socket pair. The engine must refuse them.
     let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let tcp = || OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());

@@ -1,8 +1,7 @@
 //! Pairs that are kept full, so that the program's end is not writable.
 
 use super::super::closer::UserCloser;
-use super::super::copies::Duplicate;
-use super::super::permits::Permit;
+use super::super::permits::{Duplicate, Permit};
 use super::{discard, option, send, set_option, take};
 use inlane_offload_protocol::filler;
 use std::io;

@@ -1,9 +1,9 @@
 //! Tests of connections that end while received bytes are in shared memory. The test code plays the program.
 
 use super::super::*;
+use crate::host::area::Polled;
 use crate::host::area::SharedArea;
 use crate::host::direct::Direct;
-use crate::host::slots::Polled;
 use crate::host::socket::{Pair, Socket};
 use crate::stack::socket::Role;
 use inlane_offload_protocol::name::{Asking, End};
