@@ -1,7 +1,6 @@
 //! Receives with MSG_WAITALL.
 
-use super::post::LOOK_NS;
-use super::post::{Receive, WHOLE_NS};
+use super::post::{LOOK_NS, Receive, WHOLE_NS};
 use super::receive::take_available;
 use super::{buffers, slot, using};
 use crate::descriptor::{self, is_polled_readable};
