@@ -219,6 +219,17 @@ fn connections_opened_over_kept_pairs_behave_as_others() {
 }
 
 #[test]
+fn an_engine_with_threads_opens_connections_over_kept_pairs() {
+    let Some(mut lab) = Lab::with_queues("direct-opened-threads", &[("python3", "python3")], 2) else {
+        return;
+    };
+    lab.serve(&["--loopback", "--spin", "100ms", "--threads", "2"]);
+    let said = must(lab.offloaded(PYTHON).args(["-c", OPENED, "threads"]));
+    assert_eq!(String::from_utf8_lossy(&said), "all right\n");
+    lab.wait("a connection is left", || lab.status()["sockets"].as_array().unwrap().is_empty());
+}
+
+#[test]
 fn kept_pairs_of_an_engine_that_has_ended_get_no_connection() {
     let Some(mut lab) = Lab::new("direct-opened-end", &[("python3", "python3")]) else { return };
     lab.serve(&["--loopback", "--spin", "100ms"]);

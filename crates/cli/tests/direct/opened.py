@@ -466,4 +466,11 @@ def main():
     print("all right", flush=True)
 
 
-{"hostile": lambda: hostile(Network()), "restart": lambda: restart(Network()), "all": main}[sys.argv[1]]()
+def threads(network):
+    """The engine has several threads."""
+    for part in (simple, server_first, many):
+        until(network, 20, part)
+    print("all right", flush=True)
+
+
+{"threads": lambda: threads(Network()), "hostile": lambda: hostile(Network()), "restart": lambda: restart(Network()), "all": main}[sys.argv[1]]()

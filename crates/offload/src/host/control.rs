@@ -466,18 +466,7 @@ impl Engine {
                 self.control.reports.push_back(PassedRequest { request, _outstanding });
                 return;
             }
-            match &self.shared {
-                None => self.process_alone(now, request),
-                Some(shared) => {
-                    let thread = self.thread_of_request(shared, &request);
-                    if thread == self.stack.thread {
-                        self.process_shared(now, request);
-                    } else {
-                        let _outstanding = Outstanding::new(&request.client, 1);
-                        shared.give(thread, Task::Request(Box::new(PassedRequest { request, _outstanding })));
-                    }
-                }
-            }
+            self.process_or_put_off(now, request);
             // Stop after a request that has a reply, and after Start. Such a request is usually the client's
             // last one. If another request waits, epoll reports it in the next round.
             if operation.has_reply() || operation == Operation::Start {
@@ -486,9 +475,8 @@ impl Engine {
         }
     }
 
-    /// Processes a request, if the engine has one thread, and replies. Puts it off if another client may be opening the
-    /// socket.
-    fn process_alone(&mut self, now: u64, request: Request) {
+    /// Processes a request, and replies. Puts it off if another client may be opening the socket.
+    fn process_or_put_off(&mut self, now: u64, request: Request) {
         if let Some(request) = self.try_request(now, request, true) {
             // The engine reads no further request of this client before, because replies keep their order.
             let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
@@ -496,10 +484,24 @@ impl Engine {
         }
     }
 
-    /// Processes a request, if the engine has one thread, and replies. If `may_wait` is true and another client may be
+    /// Processes a request, and replies, or passes it to the thread that must do so. If `may_wait` is true and another client may be
     /// opening the socket, returns the request instead: a program that has passed the socket on has sent its request
     /// [`Operation::Open`] before, but over another connection.
     fn try_request(&mut self, now: u64, mut request: Request, may_wait: bool) -> Option<Request> {
+        if let Some(shared) = &self.shared {
+            let thread = self.thread_of_request(shared, &request);
+            if thread != self.stack.thread {
+                let _outstanding = Outstanding::new(&request.client, 1);
+                shared.give(thread, Task::Request(Box::new(PassedRequest { request, _outstanding })));
+                return None;
+            }
+            if request.message.operation == Operation::Status {
+                self.start_report(now, &request);
+                return None;
+            }
+            self.take_moved_sockets(now);
+        }
+        let key = self.listener_to_announce(&request);
         let (reply, descriptor) = self.process(now, &mut request);
         // Only programs that may open sockets in this way may make the engine put off requests.
         let is_early = reply.status == libc::EBADF
@@ -510,7 +512,12 @@ impl Engine {
         if is_early && request.attached.as_ref().is_some_and(pair::is_opened) {
             return Some(request);
         }
-        self.reply(&request, &reply, descriptor);
+        // Another thread may send the reply later.
+        let announced =
+            reply.status == 0 && key.is_some_and(|key| self.announce(key, &request.client, &reply));
+        if !announced {
+            self.reply(&request, &reply, descriptor);
+        }
         None
     }
 
@@ -542,10 +549,7 @@ impl Engine {
     /// report of many sockets takes long, so other clients have their turn before the next report.
     pub(super) fn report_next(&mut self, now: u64) {
         let Some(PassedRequest { request, _outstanding }) = self.control.reports.pop_front() else { return };
-        match self.shared {
-            None => self.process_alone(now, request),
-            Some(_) => self.process_shared(now, request),
-        }
+        self.process_or_put_off(now, request);
     }
 
     /// Returns true if a request waits for the next round.
@@ -553,16 +557,10 @@ impl Engine {
         !self.control.reports.is_empty() || !self.control.early.is_empty()
     }
 
-    /// Processes a request that another thread has passed to this one.
+    /// Processes a request that another thread has passed to this one, or passes it on: the socket may have moved meanwhile. That thread
+    /// receives the socket first, because its inbox already holds it.
     pub(super) fn on_passed_request(&mut self, now: u64, passed: Box<PassedRequest>) {
-        let Some(shared) = self.shared.clone() else { return };
-        // The socket may have moved to another thread since this request was passed here. If so, pass the
-        // request to that thread. It receives the socket first, because its inbox already holds the socket.
-        let thread = self.thread_of_request(&shared, &passed.request);
-        if thread != self.stack.thread {
-            return shared.give(thread, Task::Request(passed));
-        }
         let PassedRequest { request, _outstanding } = *passed;
-        self.process_shared(now, request);
+        self.process_or_put_off(now, request);
     }
 }

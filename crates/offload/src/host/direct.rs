@@ -175,6 +175,12 @@ pub struct Direct {
 // by atomics and copies, and any thread may do these.
 unsafe impl Send for Direct {}
 
+/// Makes the program ring the doorbell of the thread of `polled`.
+fn name_doorbell(slot: Slot, polled: &Polled) {
+    let doorbell = polled.area().area().distance_to_doorbell(slot, polled.thread());
+    slot.header().doorbell.store(doorbell as u64, Ordering::Relaxed);
+}
+
 impl Direct {
     /// Assigns a slot in the shared memory of `polled` to the connection `key` with the number `id`. `inode` and `device` identify
     /// the program's end of the socket pair. The program's next byte has the index `written`. If `from_start` is true, the pair is
@@ -199,8 +205,7 @@ impl Direct {
         }
         let header = slot.header();
         let position = slot.receive().reset(from_start);
-        let doorbell = area.area().distance_to_doorbell(slot, polled.thread());
-        header.doorbell.store(doorbell as u64, Ordering::Relaxed);
+        name_doorbell(slot, &polled);
         header.number.store(index as u32, Ordering::Relaxed);
         header.ring.store(area.ring() as u32, Ordering::Relaxed);
         header.shut.store(0, Ordering::Relaxed);
@@ -249,6 +254,14 @@ impl Direct {
             received: 0,
             placed: 0,
         })
+    }
+
+    /// Moves the slot to the thread of `polled`, where the connection has the key `key`. The program does not use the slot yet, because
+    /// the connection is not established.
+    pub fn move_to(&mut self, polled: Polled, key: Key) {
+        name_doorbell(self.slot, &polled);
+        let _ = self.area.assume(self.index, key);
+        self.polled = polled;
     }
 
     /// Returns the area that contains the connection's slot of shared memory, and the slot's index in the

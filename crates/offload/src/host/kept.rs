@@ -72,9 +72,12 @@ impl Engine {
         let index = usize::try_from(request.message.level).ok()?.checked_sub(1)?;
         let area = lock(&request.client.area).clone()?;
         let (id, v6) = (self.next_id(), request.message.v6);
-        let pair = area.take_asked(index, id, |pair| {
-            pair.opened && pair.v6 == v6 && Arc::ptr_eq(&pair.epoll, &self.epoll)
-        })?;
+        let mut pair = area.take_asked(index, id, |pair| pair.opened && pair.v6 == v6)?;
+        // The connection before ended on another thread.
+        if !Arc::ptr_eq(&pair.epoll, &self.epoll) {
+            pair.end.iter().for_each(|end| super::stop_watching(&pair.epoll, end));
+            pair.epoll = self.epoll.clone();
+        }
         Some(Reused { area, index, id, pair: Some(pair), assigned: false })
     }
 

@@ -13,6 +13,7 @@ use super::permits::{Permit, is_trusted};
 use super::reply::{Refusal, Reply};
 use super::request::{NewSocket, canonical, owner, this_host};
 use super::socket::{Pair, StreamPair};
+use crate::stack::arena::Key;
 use crate::stack::network::Route;
 use crate::stack::options::SocketOptions;
 use crate::stack::socket::Role;
@@ -28,7 +29,7 @@ impl Engine {
     /// Connects a new socket over the socket pair that came with the request. If this fails, writes the errno
     /// into the name of the engine's end, as for a connection that fails later.
     pub(super) fn open(&mut self, now: u64, request: &mut Request) -> Reply {
-        if self.shared.is_some() || !is_trusted(request.user) {
+        if !is_trusted(request.user) {
             return Err(Refusal::Errno(libc::EPERM));
         }
         if request.message.level != 0 {
@@ -75,9 +76,7 @@ impl Engine {
         let options = SocketOptions::default();
         let new = NewSocket { id, cookie, end, local: flow.local, options, role, permit: Arc::new(permit) };
         let key = self.add(owner(request), new, Some(&program))?;
-        self.claim_flow(flow, key);
-        self.stack.touch(key);
-        Ok((Message::new(Operation::Open), None))
+        self.begin_opened(flow, key)
     }
 
     /// Creates the connection for a request, and counts its socket. Returns five values: the connection, what
@@ -138,7 +137,15 @@ impl Engine {
         let addresses = (flow.local, flow.remote);
         let created = self.create_over_kept(now, owner(request), addresses, options, role, reused);
         let (key, ..) = created.ok_or(libc::ENOBUFS)?;
-        self.claim_flow(flow, key);
+        self.begin_opened(flow, key)
+    }
+
+    /// Lets a new connection send its SYN, unless another thread has a connection with the same addresses.
+    fn begin_opened(&mut self, flow: Flow, key: Key) -> Reply {
+        if !self.claim_flow(flow, key) {
+            self.finish(key, End::Failed(libc::EADDRNOTAVAIL));
+            return Err(Refusal::Errno(libc::EADDRNOTAVAIL));
+        }
         self.stack.touch(key);
         Ok((Message::new(Operation::Open), None))
     }
@@ -164,4 +171,4 @@ impl Engine {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

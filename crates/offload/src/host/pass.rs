@@ -101,6 +101,10 @@ impl Engine {
         {
             return (handle.socket % shared.threads() as u64) as usize;
         }
+        // The thread that serves the client creates the sockets that the client opens, so that its later requests find them.
+        if request.message.operation == Operation::Open {
+            return self.stack.thread;
+        }
         let Some(attached) = &request.attached else { return self.stack.thread };
         let Ok(cookie) = pair::checked_cookie(attached) else { return self.stack.thread };
         match self.by_cookie.contains_key(&cookie) {
@@ -109,24 +113,13 @@ impl Engine {
         }
     }
 
-    /// Processes a request on an engine with several threads. Another thread may send the reply later.
-    pub(super) fn process_shared(&mut self, now: u64, mut request: Request) {
-        let operation = request.message.operation;
-        if operation == Operation::Status {
-            return self.start_report(now, &request);
-        }
-        self.take_moved_sockets(now);
-        let changes_listener =
-            matches!(operation, Operation::Listen | Operation::SetOption | Operation::SetOptionNow);
-        let key = if changes_listener { self.attached(&request).ok() } else { None };
-        let (reply, descriptor) = self.process(now, &mut request);
-        if reply.status == 0
-            && let Some(key) = key
-            && self.announce(key, &request.client, &reply)
-        {
-            return;
-        }
-        self.reply(&request, &reply, descriptor);
+    /// Returns the listener of a request whose changes other threads must learn of.
+    pub(super) fn listener_to_announce(&mut self, request: &Request) -> Option<Key> {
+        let changes_listener = matches!(
+            request.message.operation,
+            Operation::Listen | Operation::SetOption | Operation::SetOptionNow
+        );
+        (self.shared.is_some() && changes_listener).then(|| self.attached(request).ok())?
     }
 
     /// Moves a connection to the thread `to`, which receives the connection's packets. Passes the IP packet `bytes` to
@@ -152,6 +145,7 @@ impl Engine {
             let cookie = socket.attachment.cookie;
             let key = self.stack.put_in(*socket);
             self.by_cookie.insert(cookie, key);
+            self.move_slot(key);
             if self.watch_pair(key).is_err() {
                 self.remove(key);
                 continue;
@@ -169,9 +163,14 @@ impl Engine {
             return Err(rustix::io::Errno::BADF);
         };
         let awaits_room = match pair {
+            // This thread watches a kept pair already, unless its connection has just moved here.
             Pair::Stream(pair) if pair.reused.is_some() || pair.opened_over_kept => {
-                let token = epoll::EventData::new_u64(key.to_u64());
-                return epoll::modify(&self.epoll, end, token, pair::events(pair.awaits_room));
+                let (token, events) =
+                    (epoll::EventData::new_u64(key.to_u64()), pair::events(pair.awaits_room));
+                return match epoll::modify(&self.epoll, end, token, events) {
+                    Err(rustix::io::Errno::NOENT) => epoll::add(&self.epoll, end, token, events),
+                    watched => watched,
+                };
             }
             Pair::Stream(pair) => pair.awaits_room,
             Pair::Listening(pair) => pair.awaits_room,

@@ -212,6 +212,15 @@ impl Engine {
         Some(())
     }
 
+    /// Makes the slot of a connection, if it has one, that of this thread. The connection has moved here while it is being established.
+    pub(super) fn move_slot(&mut self, key: Key) {
+        let thread = self.stack.thread;
+        if let Some(direct) = direct_of(&mut self.stack, key) {
+            let polled = self.slots.poll(direct.location().0, thread);
+            direct.move_to(polled, key);
+        }
+    }
+
     /// Takes a slot of a full area from a connection that has not used it for [`UNUSED_NS`], so that a busier connection can
     /// get it. Its bytes go through the pair from then on. Takes none if every connection uses its slot.
     fn evict(&mut self, now: u64, area: &Arc<SharedArea>) {

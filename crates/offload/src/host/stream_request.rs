@@ -107,13 +107,8 @@ impl Engine {
                 self.fill(key, program.clone(), None)?;
                 let mut reply = Message::new(Operation::Connect);
                 reply.local = Some(local);
-                // Let the client send [`Operation::Open`] only if the engine has one thread. With several
-                // threads, another thread could process a later request about the socket before this thread
-                // creates the socket.
                 // With rules, a refusal must reach the program before it gives up the kernel's socket.
-                let opens = self.shared.is_none()
-                    && super::permits::is_trusted(request.user)
-                    && self.settings.rules.is_empty();
+                let opens = super::permits::is_trusted(request.user) && self.settings.rules.is_empty();
                 reply.number = i32::from(opens);
                 if holds {
                     self.stack.arm(key, now + LONGEST_HOLD_NS);

@@ -8,6 +8,7 @@ use crate::lock;
 use crate::stack::arena::Key;
 use inlane_offload_protocol::name::{Asking, SocketKind, SocketName};
 use inlane_offload_protocol::slots::SLOTS;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 
@@ -16,14 +17,14 @@ const ADDRESS: &str = "127.0.0.1:8080";
 
 /// A socket pair as the preloaded library prepares it. The library fills its send buffer: `filled` is the
 /// number of these bytes.
-struct Pair {
+pub(in crate::host) struct Pair {
     engine: OwnedFd,
-    program: OwnedFd,
+    pub program: OwnedFd,
     filled: i32,
 }
 
 impl Pair {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let name = SocketName {
             engine: u64::from(std::process::id()),
             socket: super::super::random_bytes().map(u64::from_ne_bytes).unwrap(),
@@ -38,6 +39,20 @@ impl Pair {
             filled += sent as i32;
         }
         Self { engine, program, filled }
+    }
+
+    /// Asks the engine over the control connection `client` to connect the socket pair.
+    pub fn send(&self, client: &OwnedFd, remote: SocketAddr) {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let mut open = Message::new(Operation::Open);
+        (open.remote, open.number) = (Some(remote), self.filled);
+        let mut space = [std::mem::MaybeUninit::uninit(); 64];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let ends = [self.engine.as_fd(), self.program.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&ends)));
+        let bytes = open.encode();
+        rustix::net::sendmsg(client, &[std::io::IoSlice::new(&bytes)], &mut control, SendFlags::DONTWAIT)
+            .unwrap();
     }
 
     /// Asks the engine to connect the socket pair. Returns the program's end.
@@ -249,7 +264,6 @@ fn ends_of_other_users_and_wrong_ends_are_refused() {
 /// A program opens a connection and passes it to another program, whose client the engine serves first.
 #[test]
 fn a_request_of_another_client_waits_until_the_socket_is_opened() {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     let mut bench = Bench::new(8);
     let listener = bench.listening(ADDRESS);
     let (opener, other) = (client(&mut bench), client(&mut bench));
@@ -258,15 +272,7 @@ fn a_request_of_another_client_waits_until_the_socket_is_opened() {
     pair::send(other.as_raw_fd(), &Message::new(Operation::Kernel).encode(), &[]).unwrap();
     // A request that ends the turn of its client.
     pair::send(opener.as_raw_fd(), &Message::new(Operation::Start).encode(), &[]).unwrap();
-    let mut open = Message::new(Operation::Open);
-    (open.remote, open.number) = (Some(ADDRESS.parse().unwrap()), pair.filled);
-    let mut space = [std::mem::MaybeUninit::uninit(); 64];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let ends = [pair.engine.as_fd(), pair.program.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&ends)));
-    let bytes = open.encode();
-    rustix::net::sendmsg(&opener, &[std::io::IoSlice::new(&bytes)], &mut control, SendFlags::DONTWAIT)
-        .unwrap();
+    pair.send(&opener, ADDRESS.parse().unwrap());
     drop(pair);
     let mut option = Message::new(Operation::SetOption);
     (option.level, option.name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);

@@ -1,11 +1,14 @@
 //! Tests an engine with three threads, which the tests run round by round. Frames arrive on any queue.
 
+use crate::host::open::tests::Pair;
 use crate::host::pair;
 use crate::host::tests::{MAC, OURS, PEER, frame, repair, settings};
 use crate::host::{Engine, Threads};
 use crate::settings::Settings;
 use crate::stepped::Stepped;
+use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{self, Message, Operation};
+use inlane_offload_protocol::slots::{Area, Slot};
 use inlane_tcp::Header;
 use inlane_wire::ethernet::{self, Frame};
 use inlane_wire::{arp, ipv4, tcp};
@@ -13,6 +16,9 @@ use proptest::prelude::*;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 mod limits;
 
@@ -33,8 +39,13 @@ struct Program(OwnedFd);
 
 impl Trio {
     fn new() -> Self {
+        Self::polling(Duration::ZERO)
+    }
+
+    /// Starts an engine that polls for this time, so it shares memory with programs.
+    fn polling(spin: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings { threads: THREADS as u16, ..settings(&folder, 100) };
+        let settings = Settings { threads: THREADS as u16, spin, ..settings(&folder, 100) };
         let socket = settings.socket.clone();
         let mut engine = Stepped::open(settings).unwrap();
         engine.set_neighbour(0, PEER.into(), MAC);
@@ -44,6 +55,9 @@ impl Trio {
     /// Runs rounds until no thread has work.
     fn settle(&mut self) {
         self.now += 1_000_000;
+        for engine in self.engine.parts_mut().engines_mut() {
+            engine.poll_slots(self.now);
+        }
         assert!(self.engine.settle(self.now, MOST_ROUNDS).unwrap());
     }
 
@@ -212,6 +226,148 @@ fn a_connection_that_a_program_opens_moves_to_the_queue_of_its_packets() {
     trio.segment(1, &header(1010, acknowledgment, tcp::RST | tcp::ACK), (80, port), &[]);
     drop(end);
     trio.assert_empty();
+}
+
+/// A connection that a program opens over a socket pair of its own, and its slot.
+struct Opened {
+    program: Program,
+    end: OwnedFd,
+    area: Area,
+    slot: Slot,
+    /// The port of the engine, and the next sequence number of each direction: of the engine and of the peer.
+    port: u16,
+    next: u32,
+    peer: u32,
+}
+
+impl Opened {
+    /// Opens a connection whose packets arrive on queue 2, and gets a slot for it.
+    fn new(trio: &mut Trio) -> Self {
+        let program = trio.program();
+        let pair = Pair::new();
+        pair.send(&program.0, SocketAddr::new(PEER.into(), 80));
+        let end = pair.program.try_clone().unwrap();
+        drop(pair);
+        trio.settle();
+        let (port, next) = Self::establish(trio, 2);
+        let (reply, file) = trio.ask(&program, Message::new(Operation::Adopt), Some(&end));
+        assert_eq!(reply.status, 0);
+        let ring = reply.level as usize;
+        let (access, len) = (libc::PROT_READ | libc::PROT_WRITE, Area::len(ring).unwrap());
+        // SAFETY: the system chooses the address. The mapping stays for the whole test.
+        let area = unsafe {
+            let fd = file.unwrap();
+            let start = libc::mmap(null_mut(), len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            Area::new(NonNull::new(start.cast()).unwrap(), ring)
+        };
+        area.keeps().store(1, Ordering::Relaxed);
+        let slot = area.slot(reply.number as usize).unwrap();
+        Self { program, end, area, slot, port, next, peer: 1001 }
+    }
+
+    /// Answers the SYN on a queue. Returns the engine's port and its next sequence number.
+    fn establish(trio: &mut Trio, queue: usize) -> (u16, u32) {
+        let (syn, port) = trio.sent()[0];
+        assert_eq!(syn.flags & tcp::SYN, tcp::SYN);
+        let next = syn.sequence.wrapping_add(1);
+        trio.segment(queue, &header(1000, next, tcp::SYN | tcp::ACK), (80, port), &[]);
+        assert_eq!(trio.sent().len(), 1, "the SYN,ACK is acknowledged");
+        (port, next)
+    }
+
+    /// Sends one byte through the ring. Returns its sequence number.
+    fn send(&mut self, trio: &mut Trio) {
+        let claim = self.slot.send().claim().expect("no other thread sends");
+        // SAFETY: the claim allows to write into the ring, which has room.
+        unsafe { self.slot.write_send(claim.index, b"x".as_ptr(), 1) };
+        assert!(self.slot.send().commit(claim, 1));
+        self.slot.ring_doorbell();
+        trio.settle();
+        let (sent, port) = trio.sent()[0];
+        assert_eq!((sent.sequence, port), (self.next, self.port));
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Closes the connection in its slot, and lets the peer close it on a queue.
+    fn close(&mut self, trio: &mut Trio, queue: usize) {
+        let claim = self.slot.send().claim().expect("no other thread sends");
+        assert!(self.slot.send().end(claim) && self.slot.life().close());
+        self.slot.ring_doorbell();
+        trio.settle();
+        self.next = self.next.wrapping_add(1);
+        let header = header(self.peer, self.next, tcp::FIN | tcp::ACK);
+        trio.segment(queue, &header, (80, self.port), &[]);
+        trio.sent();
+    }
+
+    /// Opens another connection over the kept pair, whose packets arrive on a queue.
+    fn open_again(&mut self, trio: &mut Trio, queue: usize) {
+        assert!(self.slot.life().is_kept() && self.slot.life().ask());
+        let filled = filler::fill(
+            |name, value| pair::set_option(&self.end, name, value).map_err(|_| ()),
+            |bytes| Ok(pair::send(self.end.as_raw_fd(), bytes, &[]).ok()),
+        );
+        let mut message = Message::new(Operation::Open);
+        message.remote = Some(SocketAddr::new(PEER.into(), 80));
+        (message.number, message.level) =
+            (filled.unwrap() as i32, 1 + self.slot.header().number.load(Ordering::Relaxed) as i32);
+        trio.ask(&self.program, message, None);
+        assert!(self.slot.life().is_connecting());
+        (self.port, self.next) = Self::establish(trio, queue);
+        assert!(
+            !self.slot.life().is_connecting(),
+            "the program does not learn that the connection is established"
+        );
+        self.peer = 1001;
+    }
+}
+
+/// The connection and its pair move between threads. The program sends and receives through the slot on each of them.
+#[test]
+fn a_connection_over_a_kept_pair_moves_with_its_slot() {
+    let mut trio = Trio::polling(Duration::from_micros(400));
+    let mut opened = Opened::new(&mut trio);
+    assert_eq!(trio.flows(), [0, 0, 1]);
+    opened.send(&mut trio);
+    for queue in [0, 1, 2, 2, 1, 0] {
+        opened.close(&mut trio, queue);
+        opened.open_again(&mut trio, queue);
+        let mut flows = [0; THREADS];
+        flows[queue] = 1;
+        assert_eq!(trio.flows(), flows);
+        opened.send(&mut trio);
+        trio.segment(queue, &header(1001, opened.next, tcp::ACK), (80, opened.port), b"yes");
+        opened.peer = 1004;
+        let received = opened.slot.received().expect("the bytes are in the ring");
+        assert_eq!(received.len, 3);
+        assert!(opened.slot.receive().take(received, 3));
+    }
+    assert!(opened.area.ready().load(Ordering::Relaxed) != 0);
+}
+
+/// A program opens a connection and passes it to another one, whose thread of the engine is the first to work.
+#[test]
+fn a_request_waits_until_another_thread_has_opened_the_socket() {
+    let mut trio = Trio::new();
+    let (opener, other) = (trio.program(), trio.program());
+    let pair = Pair::new();
+    let end = pair.program.try_clone().unwrap();
+    let remote = SocketAddr::new(PEER.into(), 80);
+    pair.send(&opener.0, remote);
+    let question = Message::new(Operation::Addresses).encode();
+    pair::send_descriptor(other.0.as_raw_fd(), &question, Some(end.as_raw_fd())).unwrap();
+    drop(pair);
+    for _ in 0..3 {
+        trio.engine.parts_mut().engines_mut()[1].round(trio.now).unwrap();
+    }
+    trio.settle();
+    let mut bytes = [0; message::LEN];
+    let len = pair::receive(other.0.as_raw_fd(), &mut bytes).unwrap();
+    let reply = Message::decode(&bytes[..len]).unwrap();
+    assert_eq!((reply.status, reply.remote), (0, Some(remote)));
+    drop(end);
+    trio.settle();
 }
 
 /// A new connection holds its SYN back until the program's request Start. The timer that limits this delay
