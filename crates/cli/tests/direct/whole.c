@@ -85,7 +85,7 @@ static void *disturb(void *sink)
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
     CHECK(send(pair[1], poison, MOST, 0) == MOST);
     close(pair[1]);
-    usleep(rand_r(&seed) % 3000);
+    usleep(rand_r(&seed) % 500);
     CHECK(dup2(pair[0], connection) == connection);
     close(pair[0]);
     return NULL;
@@ -99,6 +99,9 @@ static void receive(void)
     struct timeval limit = {.tv_usec = 2000};
     if (way == TIMEOUTS)
         CHECK(setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+    /* The connection ends with the last byte. */
+    if (way == FULL && round_number % 2 == 0)
+        CHECK(shutdown(connection, SHUT_WR) == 0);
     if (way == NONBLOCKING)
         CHECK(fcntl(connection, F_SETFL, O_NONBLOCK) == 0);
     for (;;) {

@@ -200,6 +200,17 @@ impl SharedArea {
         self.take_kept_of(index, &fits, |life| life.connect(id))
     }
 
+    /// Returns true if the program opens a connection over the kept pair of slot `index`.
+    pub(super) fn is_asked(&self, index: usize) -> bool {
+        self.area().slot(index).is_some_and(|slot| slot.life().is_asked())
+    }
+
+    /// Reserves slot `index`, as a thread does for a moment that looks for a free one.
+    #[cfg(test)]
+    pub(super) fn hold(&self, index: usize) {
+        self.used.fetch_or(1 << index, Ordering::Acquire);
+    }
+
     /// Takes the kept pair of slot `index` if `fits` and then `begins` return true, and reserves the slot.
     fn take_kept_of(
         &self,

@@ -37,6 +37,9 @@ const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
 /// How long a request is put off, in nanoseconds, if it names a socket that another client may be opening. That client's
 /// request arrived earlier, so the engine usually processes it in the next rounds.
 const EARLY_NS: u64 = 10_000_000;
+/// How long a request is put off, in nanoseconds, if another thread holds the slot of the kept pair for which the program asks. There is no other way
+/// to tell the program that its connect has failed.
+const KEPT_NS: u64 = 1_000_000_000;
 /// The most requests that are put off at the same time.
 const MOST_EARLY: usize = 256;
 /// The most requests of one client that other threads process at once. At this number, the engine reads no
@@ -480,7 +483,8 @@ impl Engine {
         if let Some(request) = self.try_request(now, request, true) {
             // The engine reads no further request of this client before, because replies keep their order.
             let _outstanding = Outstanding::new(&request.client, MOST_PASSED);
-            self.control.early.push_back((PassedRequest { request, _outstanding }, now + EARLY_NS));
+            let limit = if Self::awaits_kept(&request) { KEPT_NS } else { EARLY_NS };
+            self.control.early.push_back((PassedRequest { request, _outstanding }, now + limit));
         }
     }
 
@@ -489,14 +493,14 @@ impl Engine {
     /// [`Operation::Open`] before, but over another connection.
     fn try_request(&mut self, now: u64, mut request: Request, may_wait: bool) -> Option<Request> {
         if let Some(shared) = &self.shared {
+            if request.message.operation == Operation::Status {
+                self.start_report(now, &request);
+                return None;
+            }
             let thread = self.thread_of_request(shared, &request);
             if thread != self.stack.thread {
                 let _outstanding = Outstanding::new(&request.client, 1);
                 shared.give(thread, Task::Request(Box::new(PassedRequest { request, _outstanding })));
-                return None;
-            }
-            if request.message.operation == Operation::Status {
-                self.start_report(now, &request);
                 return None;
             }
             self.take_moved_sockets(now);
@@ -509,7 +513,8 @@ impl Engine {
             && !request.known.get()
             && super::permits::is_trusted(request.user)
             && self.control.early.len() < MOST_EARLY;
-        if is_early && request.attached.as_ref().is_some_and(pair::is_opened) {
+        if is_early && (request.attached.as_ref().is_some_and(pair::is_opened) || Self::awaits_kept(&request))
+        {
             return Some(request);
         }
         // Another thread may send the reply later.

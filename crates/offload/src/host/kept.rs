@@ -73,12 +73,23 @@ impl Engine {
         let area = lock(&request.client.area).clone()?;
         let (id, v6) = (self.next_id(), request.message.v6);
         let mut pair = area.take_asked(index, id, |pair| pair.opened && pair.v6 == v6)?;
-        // The connection before ended on another thread.
+        // The pair's last connection ended on another thread, whose epoll instance still watches the end.
         if !Arc::ptr_eq(&pair.epoll, &self.epoll) {
             pair.end.iter().for_each(|end| super::stop_watching(&pair.epoll, end));
             pair.epoll = self.epoll.clone();
         }
         Some(Reused { area, index, id, pair: Some(pair), assigned: false })
+    }
+
+    /// Returns true if the program has asked for a kept pair. Another thread may still hold its slot for a moment: the thread on which the last
+    /// connection ended, or one that looked for a free slot.
+    pub(super) fn awaits_kept(request: &Request) -> bool {
+        let message = &request.message;
+        let index = usize::try_from(message.level).ok().and_then(|level| level.checked_sub(1));
+        message.operation == Operation::Open
+            && index.is_some_and(|index| {
+                lock(&request.client.area).as_ref().is_some_and(|area| area.is_asked(index))
+            })
     }
 
     /// Creates the socket of a connection over a kept pair. Returns its key, the number of its slot and its name. Returns `None` if that

@@ -22,6 +22,7 @@ use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::End;
 use inlane_offload_protocol::rules::Use;
 use inlane_tcp::Flow;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -98,6 +99,13 @@ impl Engine {
         let permit = self.admit_socket(request.process, request.user, [end, &program])?;
         let options = SocketOptions::default();
         let stream = self.stack.open_stream(now, flow, route, &options)?;
+        // Two clients may ask for connections over the same pair, on two threads.
+        if let Some(shared) = &self.shared {
+            match shared.by_cookie.part(&cookie).entry(cookie) {
+                Entry::Occupied(_) => return Err(Refusal::Errno(libc::EEXIST)),
+                Entry::Vacant(free) => free.insert(self.stack.thread),
+            };
+        }
         Ok((stream, filled, cookie, program, permit))
     }
 

@@ -101,10 +101,6 @@ impl Engine {
         {
             return (handle.socket % shared.threads() as u64) as usize;
         }
-        // The thread that serves the client creates the sockets that the client opens, so that its later requests find them.
-        if request.message.operation == Operation::Open {
-            return self.stack.thread;
-        }
         let Some(attached) = &request.attached else { return self.stack.thread };
         let Ok(cookie) = pair::checked_cookie(attached) else { return self.stack.thread };
         match self.by_cookie.contains_key(&cookie) {
@@ -114,7 +110,7 @@ impl Engine {
     }
 
     /// Returns the listener of a request whose changes other threads must learn of.
-    pub(super) fn listener_to_announce(&mut self, request: &Request) -> Option<Key> {
+    pub(super) fn listener_to_announce(&self, request: &Request) -> Option<Key> {
         let changes_listener = matches!(
             request.message.operation,
             Operation::Listen | Operation::SetOption | Operation::SetOptionNow
@@ -163,7 +159,7 @@ impl Engine {
             return Err(rustix::io::Errno::BADF);
         };
         let awaits_room = match pair {
-            // This thread watches a kept pair already, unless its connection has just moved here.
+            // This thread may watch a kept pair already. It does not if the pair comes from another thread.
             Pair::Stream(pair) if pair.reused.is_some() || pair.opened_over_kept => {
                 let (token, events) =
                     (epoll::EventData::new_u64(key.to_u64()), pair::events(pair.awaits_room));

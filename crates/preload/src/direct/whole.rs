@@ -11,13 +11,13 @@ use crate::{errno, fail, polling, real, set_errno};
 use inlane_offload_protocol::slots::Slot;
 use libc::{c_void, iovec, ssize_t};
 use std::os::fd::RawFd;
-use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
 /// Implements recv(2) with MSG_WAITALL: receives through shared memory as long as bytes arrive, and the rest through the kernel.
 /// Returns `None` if the caller must receive all bytes through the kernel.
 ///
-/// Signals are blocked while the call polls, because one that arrives between two parts must end it.
+/// Blocks signals while it polls. Otherwise a handler could run between two parts, and the call would go on instead of returning. A handler
+/// with SA_RESTART does not end the call, whereas the kernel's TCP returns the bytes that it has.
 ///
 /// # Safety
 /// `buffer` points to `len` writable bytes.
@@ -25,14 +25,14 @@ pub unsafe fn receive_whole(fd: RawFd, buffer: *mut c_void, len: usize) -> Optio
     let (slot, entry) = (slot(fd)?, entry(fd)?);
     let before = errno();
     let inode = slot.header().inode.load(Ordering::Acquire);
-    // Before the number of closes is read, so that whoever closes the descriptor later knows of this use.
+    // Count this use first: a close that the checks below miss then finds it, and does not keep the pair.
     let _using = using(fd);
     let closes = closes(fd);
     if len == 0 || inode == 0 || !is_same(fd, slot) {
         set_errno(before);
         return None;
     }
-    let mut whole = Whole { fd, entry, slot, inode, closes, buffer, len, total: 0, own: None };
+    let mut whole = Whole { fd, entry, slot, inode, closes, buffer, len, total: 0 };
     // SAFETY: the program's arguments.
     let end = unsafe { whole.receive() };
     set_errno(before);
@@ -70,24 +70,22 @@ struct Whole {
     len: usize,
     /// The number of received bytes.
     total: usize,
-    /// A duplicate of the descriptor: another thread may close the program's between two parts, and its number may then be that of
-    /// another file.
-    own: Option<RawFd>,
-}
-
-impl Drop for Whole {
-    fn drop(&mut self) {
-        if let Some(own) = self.own {
-            // SAFETY: nothing else knows this descriptor.
-            unsafe { real::close(own) };
-        }
-    }
 }
 
 impl Whole {
-    /// Returns true if the descriptor was not closed since the beginning, and the slot belongs to the same socket.
+    /// Returns true if the descriptor was not closed since the beginning. If another thread closes it, another file may get its number. The next
+    /// part of the message must not come from there.
+    fn is_open(&self) -> bool {
+        closes(self.fd) == self.closes
+    }
+
+    /// Returns true if the slot still belongs to the connection. The engine takes it away when the connection ends.
+    fn has_slot(&self) -> bool {
+        self.slot.header().inode.load(Ordering::Acquire) == self.inode
+    }
+
     fn is_unchanged(&self) -> bool {
-        self.slot.header().inode.load(Ordering::Acquire) == self.inode && closes(self.fd) == self.closes
+        self.has_slot() && self.is_open()
     }
 
     fn rest(&self) -> (*mut c_void, usize) {
@@ -100,17 +98,6 @@ impl Whole {
         let part = iovec { iov_base, iov_len };
         // SAFETY: the rest of the program's buffer.
         unsafe { take_available(self.fd, self.slot, &part, 1, true, || self.is_unchanged()) }
-    }
-
-    /// Returns a descriptor of the socket that stays open until the end of the call: a duplicate, or the program's own if there are too many
-    /// open files. Returns `None` if the program has closed its own.
-    fn own(&mut self) -> Option<RawFd> {
-        if self.own.is_none() {
-            // SAFETY: fcntl has no preconditions here.
-            let own = unsafe { real::fcntl(self.fd, libc::F_DUPFD_CLOEXEC, null_mut()) };
-            self.own = (own >= 0).then_some(own);
-        }
-        self.is_unchanged().then(|| self.own.unwrap_or(self.fd))
     }
 
     /// Receives until the buffer is full or no bytes arrive for some time. May change errno.
@@ -126,7 +113,9 @@ impl Whole {
             None => {}
         }
         if !blocks(self.fd, self.entry, self.slot) {
-            return if self.total > 0 { End::Complete } else { End::Kernel };
+            // The kernel knows whether the descriptor blocks.
+            let complete = self.total > 0 && !descriptor::blocks(self.fd);
+            return if complete { End::Complete } else { End::Kernel };
         }
         let waits = polling::time_ns() > 0
             && self.slot.header().low_water.load(Ordering::Relaxed) == 0
@@ -182,8 +171,12 @@ impl Whole {
             }
             std::hint::spin_loop();
         };
-        self.entry.patience.note(!matches!(end, End::Kernel));
-        match signals.release(matches!(end, End::Kernel)) {
+        let sleeps = matches!(end, End::Kernel);
+        self.entry.patience.note(!sleeps);
+        if sleeps {
+            self.leave();
+        }
+        match signals.release(sleeps) {
             true => End::Failed(libc::EINTR),
             false => end,
         }
@@ -203,21 +196,32 @@ impl Whole {
     }
 
     /// Receives bytes that are in the socket pair. Returns their number, 0 at the end of the stream, or the error.
-    unsafe fn receive_from_pair(&mut self) -> Result<usize, i32> {
-        let Some(own) = self.own() else { return Err(libc::EAGAIN) };
+    unsafe fn receive_from_pair(&self) -> Result<usize, i32> {
+        if !self.is_open() {
+            return Err(libc::EAGAIN);
+        }
         let (rest, len) = self.rest();
         // SAFETY: the rest of the program's buffer.
-        let received = unsafe { real::recv(own, rest, len, libc::MSG_DONTWAIT) };
+        let received = unsafe { real::recv(self.fd, rest, len, libc::MSG_DONTWAIT) };
         usize::try_from(received).map_err(|_| errno())
+    }
+
+    /// Leaves the ring, if the connection still has it.
+    fn leave(&self) {
+        if self.has_slot() {
+            leave(self.fd, self.slot);
+        }
     }
 
     /// Receives the rest through the kernel. May change errno.
     unsafe fn receive_rest(&mut self) {
-        let Some(own) = self.own() else { return };
-        leave(self.fd, self.slot);
+        self.leave();
+        if !self.is_open() {
+            return;
+        }
         let (rest, len) = self.rest();
         // SAFETY: the rest of the program's buffer.
-        let more = unsafe { real::recv(own, rest, len, libc::MSG_WAITALL) };
+        let more = unsafe { real::recv(self.fd, rest, len, libc::MSG_WAITALL) };
         self.total += more.max(0) as usize;
     }
 }

@@ -74,7 +74,7 @@ impl Connection {
             return self.snd.next;
         }
         // The peer drops an older number if it has acknowledged the bytes behind it.
-        self.snd.next.min(self.snd.promised.max(self.snd.una))
+        self.snd.next.min(self.snd.promised.max(self.snd.edge()))
     }
 
     fn transmit_reset(&mut self) -> Option<Transmit> {

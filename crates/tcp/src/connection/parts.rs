@@ -23,7 +23,8 @@ pub(super) struct Sender {
     pub(super) wl2: Sequence,
     /// The largest window that the peer has announced, in bytes.
     pub(super) max_window: u32,
-    /// The right edge of the peer's window, before it was rounded down. Numbers up to it are within the window.
+    /// The greatest right edge that the peer has announced. An edge that is less than a unit of the window scale before it does not
+    /// count, because the peer rounds its window down.
     pub(super) promised: Sequence,
     /// The most bytes that the application keeps in the send ring.
     pub(super) capacity: u32,

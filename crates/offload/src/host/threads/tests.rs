@@ -1,7 +1,9 @@
 //! Tests an engine with three threads, which the tests run round by round. Frames arrive on any queue.
 
+use crate::host::area::SharedArea;
 use crate::host::open::tests::Pair;
 use crate::host::pair;
+use crate::host::socket::{Pair as PairOf, Socket};
 use crate::host::tests::{MAC, OURS, PEER, frame, repair, settings};
 use crate::host::{Engine, Threads};
 use crate::settings::Settings;
@@ -17,6 +19,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -266,6 +269,16 @@ impl Opened {
         Self { program, end, area, slot, port, next, peer: 1001 }
     }
 
+    /// Returns the engine's side of the memory.
+    fn area(&self, trio: &Trio) -> Arc<SharedArea> {
+        let sockets = trio.threads().engines().iter().flat_map(|engine| engine.stack.sockets.iter());
+        let area = |(_, socket): (_, &Socket)| {
+            let PairOf::Stream(pair) = &socket.attachment.pair else { return None };
+            Some(pair.direct.as_ref()?.location().0.clone())
+        };
+        sockets.into_iter().find_map(area).expect("a connection has a slot")
+    }
+
     /// Answers the SYN on a queue. Returns the engine's port and its next sequence number.
     fn establish(trio: &mut Trio, queue: usize) -> (u16, u32) {
         let (syn, port) = trio.sent()[0];
@@ -303,6 +316,19 @@ impl Opened {
 
     /// Opens another connection over the kept pair, whose packets arrive on a queue.
     fn open_again(&mut self, trio: &mut Trio, queue: usize) {
+        self.send_open();
+        trio.settle();
+        assert!(self.slot.life().is_connecting());
+        (self.port, self.next) = Self::establish(trio, queue);
+        assert!(
+            !self.slot.life().is_connecting(),
+            "the program does not learn that the connection is established"
+        );
+        self.peer = 1001;
+    }
+
+    /// Asks for another connection over the kept pair.
+    fn send_open(&self) {
         assert!(self.slot.life().is_kept() && self.slot.life().ask());
         let filled = filler::fill(
             |name, value| pair::set_option(&self.end, name, value).map_err(|_| ()),
@@ -312,14 +338,7 @@ impl Opened {
         message.remote = Some(SocketAddr::new(PEER.into(), 80));
         (message.number, message.level) =
             (filled.unwrap() as i32, 1 + self.slot.header().number.load(Ordering::Relaxed) as i32);
-        trio.ask(&self.program, message, None);
-        assert!(self.slot.life().is_connecting());
-        (self.port, self.next) = Self::establish(trio, queue);
-        assert!(
-            !self.slot.life().is_connecting(),
-            "the program does not learn that the connection is established"
-        );
-        self.peer = 1001;
+        pair::send(self.program.0.as_raw_fd(), &message.encode(), &[]).unwrap();
     }
 }
 
@@ -344,6 +363,40 @@ fn a_connection_over_a_kept_pair_moves_with_its_slot() {
         assert!(opened.slot.receive().take(received, 3));
     }
     assert!(opened.area.ready().load(Ordering::Relaxed) != 0);
+}
+
+/// The thread on which the last connection ended frees its slot late.
+#[test]
+fn a_connection_over_a_kept_pair_waits_until_its_slot_is_free() {
+    let mut trio = Trio::polling(Duration::from_micros(400));
+    let mut opened = Opened::new(&mut trio);
+    let area = opened.area(&trio);
+    opened.close(&mut trio, 2);
+    let index = opened.slot.header().number.load(Ordering::Relaxed) as usize;
+    area.hold(index);
+    opened.send_open();
+    trio.run_alone(0);
+    assert!(opened.slot.life().is_asked() && trio.sent().is_empty());
+    area.release(index, false);
+    trio.settle();
+    (opened.port, opened.next) = Opened::establish(&mut trio, 1);
+    opened.send(&mut trio);
+}
+
+/// Two programs ask for connections over the same pair. The second one's thread knows of the first connection.
+#[test]
+fn two_threads_open_no_connections_over_the_same_pair() {
+    let mut trio = Trio::new();
+    let (first, second) = (trio.program(), trio.program());
+    let pair = Pair::new();
+    for program in [&first, &second] {
+        pair.send(&program.0, SocketAddr::new(PEER.into(), 80));
+        trio.settle();
+    }
+    assert_eq!(trio.flows(), [1, 0, 0]);
+    assert_eq!(trio.sent().len(), 1);
+    drop(pair);
+    trio.settle();
 }
 
 /// A program opens a connection and passes it to another one, whose thread of the engine is the first to work.

@@ -16,7 +16,7 @@ impl Trio {
     }
 
     /// Runs only one thread of the engine. The other threads process nothing, as if they were busy.
-    fn run_alone(&mut self, thread: usize) {
+    pub(super) fn run_alone(&mut self, thread: usize) {
         for _ in 0..100 {
             self.now += 1_000_000;
             let now = self.now;
