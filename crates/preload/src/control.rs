@@ -6,11 +6,10 @@
 //! opens another connection, because it shares the variables of its parent.
 
 use crate::time::now_ns;
-use crate::{parked, polling, real, settings};
+use crate::{descriptor, parked, polling, real, settings};
 use inlane_offload_protocol::message::{self, MOST_AHEAD, Message, Operation};
 use inlane_offload_protocol::slots::{Area, Slot};
 use libc::c_int;
-use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -114,9 +113,7 @@ pub fn owner() -> u32 {
 }
 
 fn inode(fd: RawFd) -> Option<u64> {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the call writes the structure if it succeeds.
-    unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
+    descriptor::identity(fd).map(|(inode, _)| inode)
 }
 
 /// Opens a connection to the engine. `flags` are those of the socket's type. Returns `None` if no engine listens.

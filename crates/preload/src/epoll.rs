@@ -154,11 +154,15 @@ pub struct Registration {
 }
 
 impl Registration {
+    /// Returns the last registration that the program has requested for `fd`. The kernel may not have it any more.
+    fn requested(fd: c_int) -> Option<Self> {
+        let (instance, event) = table::entry(fd)?.requested(fd)?;
+        Some(Self { instance, fd, event })
+    }
+
     /// Returns the epoll registration of `fd`, or `None` if `fd` has none.
     pub fn of(fd: c_int) -> Option<Self> {
-        let entry = table::entry(fd)?;
-        let (instance, event) = entry.requested(fd)?;
-        let mut registration = Self { instance, fd, event };
+        let mut registration = Self::requested(fd)?;
         // The entry may be outdated, because the descriptor or the epoll instance may have been closed since.
         // EPOLL_CTL_MOD fails if the registration no longer exists. It also fails for registrations with
         // EPOLLEXCLUSIVE, so `of` returns `None` for these, too.
@@ -170,9 +174,7 @@ impl Registration {
     /// descriptor gets another socket. The kernel would keep the registration of the old socket if another process has
     /// it, too.
     pub fn take(fd: c_int) -> Option<Self> {
-        let entry = table::entry(fd)?;
-        let (instance, event) = entry.requested(fd)?;
-        let mut registration = Self { instance, fd, event };
+        let mut registration = Self::requested(fd)?;
         let exists = registration.control(libc::EPOLL_CTL_DEL);
         if !exists {
             forget_registration(fd);

@@ -128,16 +128,9 @@ pub fn add(message: &mut Message, fd: RawFd) {
             count += 1;
         }
     }
-    // Find out which of SO_SNDBUF and SO_RCVBUF the program has set. Only the values that it has set are sent
-    // to the engine.
-    let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
-    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
-        if set & bit != 0
-            && let Some(bytes) = real::option(fd, libc::SOL_SOCKET, name)
-        {
-            found[count] = (libc::SOL_SOCKET, name, bytes);
-            count += 1;
-        }
+    for option in buffers(fd) {
+        found[count] = option;
+        count += 1;
     }
     // SAFETY: an all-zero structure is valid, and the structures outlive the call.
     unsafe {
@@ -203,12 +196,17 @@ pub fn keep_of_datagrams(fd: RawFd, new: RawFd, v6: bool) {
             real::set_option(new, level, name, value);
         }
     }
+    buffers(fd).for_each(|option| set_kept(new, option));
+}
+
+/// Returns those of SO_SNDBUF and SO_RCVBUF that the program has set on `fd`, with their values.
+fn buffers(fd: RawFd) -> impl Iterator<Item = NumberOption> {
     let set = real::option(fd, libc::SOL_SOCKET, BUFFERS_SET).unwrap_or(0);
-    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
-        if let Some(bytes) = real::option(fd, libc::SOL_SOCKET, name).filter(|_| set & bit != 0) {
-            set_kept(new, (libc::SOL_SOCKET, name, bytes));
-        }
-    }
+    let names =
+        [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)].into_iter().filter(move |(bit, _)| set & bit != 0);
+    names.filter_map(move |(_, name)| {
+        Some((libc::SOL_SOCKET, name, real::option(fd, libc::SOL_SOCKET, name)?))
+    })
 }
 
 /// Returns the value that an option has on a new TCP socket, or `None` if this module does not know the option.

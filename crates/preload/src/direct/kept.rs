@@ -84,11 +84,17 @@ pub fn forget(fd: RawFd) {
 /// only the engine may know them. May change errno.
 pub fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     let slot = direct::slot(fd).filter(|&slot| slots::is_same(fd, slot))?;
+    let [local, remote] = stored_addresses(index_of(slot)?);
+    Some((local?, remote?))
+}
+
+/// Returns the local and the remote address that are stored for slot `index`.
+fn stored_addresses(index: usize) -> [Option<SocketAddr>; 2] {
     let mut bytes = [0; 2 * address::LEN];
-    for (word, bytes) in ADDRESSES[index_of(slot)?].iter().zip(bytes.chunks_exact_mut(8)) {
+    for (word, bytes) in ADDRESSES[index].iter().zip(bytes.chunks_exact_mut(8)) {
         bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
-    Some((address::decode(&bytes)?, address::decode(&bytes[address::LEN..])?))
+    [address::decode(&bytes), address::decode(&bytes[address::LEN..])]
 }
 
 /// Closes `fd` and keeps its pair. Returns false, without effect, if the descriptor must be closed as usual. Leaves errno unchanged.

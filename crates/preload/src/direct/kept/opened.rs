@@ -4,11 +4,10 @@
 //! which does not have this end, only empties the pair. Small buffer and mark then stay for the next connection, because a program seldom
 //! needs to know of them: sends go through shared memory. [`restore`] ends both when they would matter.
 
-use super::{ADDRESSES, AREA};
+use super::AREA;
 use crate::hint::Hint;
 use crate::parked::{INODES, KEEPABLE, NUMBERS, PARKED};
 use crate::{control, descriptor, errno, parked, real, set_errno};
-use inlane_offload_protocol::address;
 use inlane_offload_protocol::filler;
 use inlane_offload_protocol::message::{Message, Operation};
 use inlane_offload_protocol::name::End;
@@ -76,7 +75,7 @@ pub fn open(fd: RawFd, remote: SocketAddr, v6: bool, inode: u64) -> Option<RawFd
         let slot = area.slot(index)?;
         let fits = parked >= 0
             && slot.life().is_kept()
-            && remote_of(index) == Some(remote)
+            && super::stored_addresses(index)[1] == Some(remote)
             && parked::is_kept(index, parked);
         if fits && slot.life().ask() {
             // The program may close the number at the same time, in a signal handler.
@@ -125,14 +124,6 @@ pub fn fill_from(end: RawFd, bytes: &[u8]) -> Result<Option<usize>, ()> {
     }
 }
 
-fn remote_of(index: usize) -> Option<SocketAddr> {
-    let mut bytes = [0; 2 * address::LEN];
-    for (word, bytes) in ADDRESSES[index].iter().zip(bytes.chunks_exact_mut(8)) {
-        bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-    }
-    address::decode(&bytes[address::LEN..])
-}
-
 /// Records that `fd` has a connection that the library has opened, over a kept end if `was_kept` is true. Its pair may be kept later.
 pub fn note_opened(fd: RawFd, was_kept: bool) {
     MARKED.set(fd, was_kept);
@@ -157,7 +148,7 @@ pub fn of(fd: RawFd, index: usize, inode: u64) -> Option<Kept> {
     let known = INODES[index].load(Ordering::SeqCst) == inode
         && SLOTS_OF_OPENED.load(Ordering::Relaxed) & 1 << index != 0;
     let remote = match known {
-        true => remote_of(index),
+        true => super::stored_addresses(index)[1],
         // The name of a pair that the engine has created contains the local address of its first connection.
         false => descriptor::name_of(fd).filter(|name| name.local.port() == 0).and_then(|name| name.remote),
     };
