@@ -37,9 +37,10 @@ impl Busy {
         let mut chunk = || [1 << 20, 65_536, 1000][random.below(3) as usize];
         let chunks = [chunk(), chunk()];
         let pause = [MILLISECOND / 10, 5 * MILLISECOND, 2 * SECOND][random.below(3) as usize];
-        host.connection.set_receive_capacity(FIRST_WINDOW as u32);
+        let window = FIRST_WINDOW.min(host.receive.0.len() as u64);
+        host.connection.set_receive_capacity(window as u32);
         host.close = false;
-        Self { host, total, chunks, next: [0; 2], pause, window: FIRST_WINDOW, grows_at: FIRST_WINDOW }
+        Self { host, total, chunks, next: [0; 2], pause, window, grows_at: window }
     }
 
     fn is_finished(&self) -> bool {
@@ -136,6 +137,7 @@ fn run(name: &str, random: &mut Random, hosts: &mut [Busy], wire: &mut Wire, mut
 fn draw_config(random: &mut Random) -> Config {
     Config {
         mss: [65_495, 1460][random.below(2) as usize],
+        receive_capacity: [1 << 20, 1 << 14][random.below(2) as usize],
         timestamps: random.below(4) > 0,
         sack: random.below(4) > 0,
         window_scaling: random.below(4) > 0,
@@ -150,7 +152,7 @@ fn draw_config(random: &mut Random) -> Config {
 fn draw_link(random: &mut Random) -> Link {
     Link {
         delay: [1000, 100_000][random.below(2) as usize],
-        loss: [0.0, 0.0, 0.01][random.below(3) as usize],
+        loss: [0.0, 0.01, 0.1][random.below(3) as usize],
         reorder: [0.0, 0.0, 0.1][random.below(3) as usize],
         jitter: 3 * MILLISECOND,
         ..Link::default()
@@ -168,7 +170,7 @@ fn a_connection_to_itself_gets_every_byte() {
         let (config, link) = (draw_config(&mut random), draw_link(&mut random));
         let start = InitialNumbers { sequence: random.next() as u32, timestamp_offset: random.next() as u32 };
         let connection = Connection::connect(0, &config, start).unwrap();
-        let host = Host::new(connection, 1 << 20, 1 << 20, seed, seed, 0);
+        let host = Host::new(connection, 1 << 20, config.receive_capacity as usize, seed, seed, 0);
         let name = format!("seed {seed}, {link:?}, {config:?}");
         let mut busy = Busy::new(&mut random, host, 1 << 20);
         run(&name, &mut random, std::slice::from_mut(&mut busy), &mut Wire::new(link, seed), 0);
