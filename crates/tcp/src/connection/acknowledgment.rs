@@ -75,6 +75,7 @@ impl Connection {
         }
         self.sample_rtt(now, &context, &delivered, advanced);
         let duplicate = !advanced
+            && seq >= self.rcv.last_ack
             && segment.payload.is_empty()
             && !header.has(FIN)
             && announced == window_before

@@ -182,6 +182,7 @@ impl Connection {
         self.timers.last_received = now;
         self.timers.keepalive_probes = 0;
         if let Some(timestamps) = header.options.timestamps
+            && !old
             && seq <= self.rcv.last_ack
             && !before(timestamps.value, self.rcv.ts_recent)
         {
@@ -274,9 +275,10 @@ impl Connection {
         buffer: &mut impl ReceiveBuffer,
     ) -> Events {
         if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's FIN was received before, so this segment is a retransmission. Acknowledge it again.
+            // The peer's FIN was received before, so this segment is a retransmission. Acknowledge it again. Only the FIN restarts TIME-WAIT
+            // (RFC 9293, section 3.10.7.4).
             self.ack.now = true;
-            if self.state == State::TimeWait {
+            if self.state == State::TimeWait && fin {
                 self.timers.close_at = now.saturating_add(self.config.time_wait);
             }
             return Events::NONE;

@@ -245,3 +245,33 @@ fn rfc9293_an_acknowledgment_after_a_window_probe_begins_within_the_window() {
     script.receive(data(1460, 1460).window(0));
     assert_eq!(script.acknowledges(2920).sequence, ISS + 1 + 2000);
 }
+
+/// Otherwise a forged segment with any number of the last window could make the connection drop all segments of the peer (RFC 7323, section 5).
+#[test]
+fn an_old_segment_changes_no_timestamp() {
+    let mut script = Script::open(&config(), modern());
+    for at in 0..4 {
+        script.receive(data(at * 1000, 1000));
+    }
+    script.sent();
+    script.receive(ack(0).at(1000).stamp(1 << 30, 0));
+    script.sent();
+    script.receive(data(4000, 1000));
+    script.receive(data(5000, 1000));
+    script.acknowledges(6000);
+    assert_eq!(script.connection.counters().bad_timestamps, 0);
+}
+
+/// They may have been delayed by the network, and say nothing about a loss now.
+#[test]
+fn old_acknowledgments_are_no_duplicate_ones() {
+    let mut script = Script::open(&config(), Options { sack_permitted: false, ..plain() });
+    script.receive(data(0, 1000));
+    script.receive(data(1000, 1000));
+    script.connection.set_written(5000).unwrap();
+    script.sent();
+    for _ in 0..4 {
+        script.receive(ack(0).at(1000));
+    }
+    assert_eq!(script.ranges(), []);
+}
