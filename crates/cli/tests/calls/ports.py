@@ -19,8 +19,11 @@ for address in (chosen, ("127.0.0.1", 0)):
     bound, other = socket.socket(), socket.socket()
     bound.bind(address)
     port = bound.getsockname()
-    for _ in range(2):
-        assert failed(bound, refuses.getsockname()) == errno.ECONNREFUSED
+    assert failed(bound, refuses.getsockname()) == errno.ECONNREFUSED
+    for level, name in ((socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.SOL_SOCKET, socket.SO_KEEPALIVE)):
+        bound.setsockopt(level, name, 1)
+        assert bound.getsockopt(level, name) == 1
+    assert failed(bound, refuses.getsockname()) == errno.ECONNREFUSED
     other.bind(port)
     if address == chosen:
         for _ in range(2):
@@ -29,6 +32,7 @@ for address in (chosen, ("127.0.0.1", 0)):
         other.close()
     assert failed(bound, listener.getsockname()) == 0
     assert (bound.getsockname() == port) == (address == chosen)
+    assert bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == bound.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     accepted = listener.accept()[0]
     assert accepted.getpeername() == bound.getsockname()
     # End without TIME-WAIT.

@@ -7,8 +7,8 @@ DATA = bytes(range(256)) * 4096
 
 
 def receive(connection, got):
-    while len(got) < len(DATA):
-        got.extend(connection.recv(65536))
+    while len(got) < len(DATA) and (part := connection.recv(65536)):
+        got.extend(part)
 
 
 for number in range(40):

@@ -74,7 +74,8 @@ struct Whole {
 
 impl Whole {
     /// Returns true if the descriptor was not closed since the beginning. If another thread closes it, another file may get its number. The next
-    /// part of the message must not come from there.
+    /// part of the message must not come from there. A close between this check and the receive is not noticed, as one just before a
+    /// receive of the kernel is not.
     fn is_open(&self) -> bool {
         closes(self.fd) == self.closes
     }

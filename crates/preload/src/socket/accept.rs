@@ -177,6 +177,7 @@ pub(super) fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_i
     let local = control::addresses(fd).and_then(|reply| reply.local);
     let (Some(local), false) = (local, how == libc::SHUT_WR) else { return 0 };
     let v6 = name.kind.is_v6();
+    let chosen = options::has_chosen_port(fd);
     // SAFETY: fcntl and shutdown have no preconditions here. The duplicate is closed once.
     let renewed = unsafe {
         let old = real::fcntl(fd, libc::F_DUPFD_CLOEXEC, std::ptr::null_mut());
@@ -192,9 +193,9 @@ pub(super) fn shutdown_listener(fd: RawFd, name: &SocketName, how: c_int) -> c_i
         }
         renewed
     };
-    if renewed {
-        // Without the address, the program can still bind the socket to another one.
-        let _ = convert::bind_again(fd, v6, local);
+    // Without the address, the program can still bind the socket to another one.
+    if renewed && convert::bind_again(fd, v6, local).is_ok() && chosen {
+        options::note_chosen_port(fd);
     }
     0
 }

@@ -79,7 +79,12 @@ pub unsafe fn getsockopt(
         Some((reply, _)) if reply.status > 0 => {
             match may_connect_again(fd, socket) && convert::renew_after_failure(fd, socket).is_ok() {
                 // SAFETY: the program's arguments.
-                true => unsafe { real::getsockopt(fd, level, name, value, len) },
+                true => unsafe {
+                    match name_of(fd) {
+                        Some(socket) => getsockopt(fd, &socket, level, name, value, len),
+                        None => real::getsockopt(fd, level, name, value, len),
+                    }
+                },
                 // The connection has ended, and the engine has forgotten the socket.
                 false if reply.status == libc::EBADF => match option_after_end(fd, level, name) {
                     Some((bytes, len)) => put(&bytes[..len]),
@@ -165,7 +170,13 @@ pub unsafe fn setsockopt(
     // socket. The kernel socket keeps the option until the next connect.
     if may_connect_again(fd, socket) && convert::renew_after_failure(fd, socket).is_ok() {
         // SAFETY: the program's arguments.
-        return unsafe { options::set(fd, level, name, value, len) };
+        return unsafe {
+            match name_of(fd) {
+                // It was bound, so it is the engine's again.
+                Some(socket) => setsockopt(fd, &socket, level, name, value, len),
+                None => options::set(fd, level, name, value, len),
+            }
+        };
     }
     if level == libc::SOL_SOCKET && name != libc::SO_REUSEPORT {
         if name == libc::SO_PRIORITY {
