@@ -18,13 +18,14 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// The most queues that an XDP program can serve. No network interface has as many.
 const QUEUES: u32 = 1024;
 
-/// The number of attempts to attach or share an XDP program. Sharing can fail, because the last user of the
-/// program may close it at the same time.
-const ATTEMPTS: usize = 5;
+/// How long an XDP program that its last user has closed may stay attached. Until the kernel has detached it, nobody can share it or
+/// attach another one. The kernel waits for a lock that changes of other interfaces hold, too.
+const LONGEST_DETACHING: Duration = Duration::from_secs(5);
 
 /// Identifies an interface by two numbers: the inode of its network namespace, and its number in that
 /// namespace.
@@ -83,10 +84,10 @@ impl Program {
 
     fn attach_or_share(interface: i32) -> Result<Self, Refusal> {
         let (mut link, mut map) = (-1, -1);
-        let mut code = 0;
-        for _ in 0..ATTEMPTS {
+        let start = Instant::now();
+        loop {
             // SAFETY: both descriptors are written during the call.
-            code = unsafe { sys::inlane_xdp_attach(interface, QUEUES, &mut link, &mut map) };
+            let mut code = unsafe { sys::inlane_xdp_attach(interface, QUEUES, &mut link, &mut map) };
             if [-libc::EBUSY, -libc::EEXIST].contains(&code) {
                 // SAFETY: as above.
                 code = unsafe { sys::inlane_xdp_share(interface, &mut link, &mut map) };
@@ -98,13 +99,14 @@ impl Program {
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });
                 }
-                // The last user closed the attached program before it could be shared. Try again.
-                libc::ENOENT => {}
+                // The last user has closed the attached program. Try again.
+                libc::ENOENT if start.elapsed() < LONGEST_DETACHING => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 libc::EBUSY | libc::EPERM => return Err(refusal(interface, -code)),
-                _ => break,
+                error => return Err(Refusal::Failed(io::Error::from_raw_os_error(error))),
             }
         }
-        Err(Refusal::Failed(io::Error::from_raw_os_error(-code)))
     }
 }
 

@@ -8,6 +8,7 @@ use inlane_dpdk::{Error, MbufPool, open};
 use network::{RawSocket, eventually, frame, ip, output_of_ip, private_network};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, Box<dyn Tx>) {
@@ -296,6 +297,39 @@ fn af_xdp() {
     // released the queue and the XDP program.
     exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", 2048, &[60, 1514]);
     notices_a_deleted_interface("af_xdp:v0", "v0");
+}
+
+/// Opens a port again and again right after it was closed. Other threads start programs, which hold copies of the port's descriptors for a
+/// moment, change interfaces, and keep the processors busy. Each delays the kernel when it detaches the program.
+#[test]
+fn af_xdp_opens_while_its_last_program_is_being_detached() {
+    if !private_network("af_xdp_opens_while_its_last_program_is_being_detached") {
+        return;
+    }
+    veth();
+    let rounds = if std::env::var_os("INLANE_TEST_ALL").is_some() { 200 } else { 20 };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                assert!(private_network("interfaces of other threads"));
+                while !done.load(Ordering::Relaxed) {
+                    veth();
+                    ip("link delete v0");
+                }
+            });
+        }
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop()
+                }
+            });
+        }
+        let opened = (0..rounds).try_for_each(|_| open("af_xdp:v0").map(drop));
+        done.store(true, Ordering::Relaxed);
+        opened.unwrap();
+    });
 }
 
 /// Without promiscuous mode, the interface would drop frames for other MAC addresses. If the mode stayed on,
