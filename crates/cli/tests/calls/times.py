@@ -49,6 +49,8 @@ def lingering():
         listener.listen()
         if before:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)
+        # No other connection has such a port. Connections to different addresses may share one.
+        client.bind(("127.0.0.1", 0))
         client.connect(listener.getsockname())
         server = listener.accept()[0]
         if not before:
