@@ -131,6 +131,8 @@ fn two_machines_interrupt_each_other() {
             "1M",
             "--vectors",
             "2",
+            "--timeout",
+            "200",
             env!("CARGO_BIN_EXE_pci-check"),
             "doorbell",
             "0000:00:01.0",

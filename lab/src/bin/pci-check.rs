@@ -242,7 +242,7 @@ const DOORBELL: usize = 12;
 /// Checks that two machines interrupt each other, one after the other. Before each interrupt, a machine
 /// writes the number of the round to its word in the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(120);
     const VECTOR: u32 = 1;
     let device = vfio::Device::open(&Sysfs::system(), address)?;
     let registers = Bar::of_device(&device, &BarSpec::new(address, 0, 0..0x100), &all())?;
