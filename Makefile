@@ -33,7 +33,7 @@ test-deb: deb ## install the packages in a fresh Debian 12, use them there, remo
 wheel: setup ## build the wheel of the Python package, with the command inside, in .out/wheels
 	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" packaging/wheel
 
-test: ## install what tests need and run every check (about 16 minutes on two cores)
+test: ## install what tests need and run every check (about 15 minutes on two cores)
 	@packaging/setup test
 	@packaging/test
 

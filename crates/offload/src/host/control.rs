@@ -37,8 +37,8 @@ const MOST_REQUESTS: usize = message::MOST_AHEAD as usize;
 /// How long a request is put off, in nanoseconds, if it names a socket that another client may be opening. That client's
 /// request arrived earlier, so the engine usually processes it in the next rounds.
 const EARLY_NS: u64 = 10_000_000;
-/// How long a request is put off, in nanoseconds, if another thread holds the slot of the kept pair for which the program asks. There is no other way
-/// to tell the program that its connect has failed.
+/// How long a request is put off, in nanoseconds, if another thread holds the slot of the kept pair for which the program asks. If the request
+/// failed, the program would wait for its connection for ever, because there is no pair that could carry the error.
 const KEPT_NS: u64 = 1_000_000_000;
 /// The most requests that are put off at the same time.
 const MOST_EARLY: usize = 256;
@@ -562,8 +562,8 @@ impl Engine {
         !self.control.reports.is_empty() || !self.control.early.is_empty()
     }
 
-    /// Processes a request that another thread has passed to this one, or passes it on: the socket may have moved meanwhile. That thread
-    /// receives the socket first, because its inbox already holds it.
+    /// Processes a request that another thread has passed to this one. Passes it on if the socket has moved meanwhile: that thread takes the
+    /// socket from its inbox first.
     pub(super) fn on_passed_request(&mut self, now: u64, passed: Box<PassedRequest>) {
         let PassedRequest { request, _outstanding } = *passed;
         self.process_or_put_off(now, request);

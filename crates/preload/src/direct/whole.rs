@@ -74,8 +74,7 @@ struct Whole {
 
 impl Whole {
     /// Returns true if the descriptor was not closed since the beginning. If another thread closes it, another file may get its number. The next
-    /// part of the message must not come from there. A close between this check and the receive is not noticed, as one just before a
-    /// receive of the kernel is not.
+    /// part of the message must not come from there. The check cannot rule that out: a close between it and the receive is not noticed.
     fn is_open(&self) -> bool {
         closes(self.fd) == self.closes
     }
